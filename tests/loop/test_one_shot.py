@@ -82,7 +82,7 @@ def test_a_study_measures_and_exports_subnetworks(tiny_model: Path, root: Path) 
     for trial in result.trials:
         ranks = LORA["ranks"] | {"self_attn.*": trial.settings[ATTENTION], "layers.0.mlp.*": trial.settings[FIRST]}
         if not any(ranks.values()):
-            assert trial.error == "UserError: train.lora.ranks: no module has an adapter"
+            assert trial.error == "no module has an adapter"
             continue
         lora = config.train.lora.model_copy(update={"ranks": ranks})
         base = load_language_model(tiny_model, config.task, "float32")

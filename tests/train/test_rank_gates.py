@@ -193,7 +193,7 @@ def test_the_cut_adapter_is_the_gated_model(fresh: Fresh, tmp_path: Path, share:
     torch.testing.assert_close(logits(merged.model), expected, atol=1e-5, rtol=1e-5)
     loaded = PeftModel.from_pretrained(fresh().model, tmp_path / "adapter")
     torch.testing.assert_close(logits(loaded), expected, atol=1e-5, rtol=1e-5)
-    ranks = gate_ranks(by_module)
+    ranks = gate_ranks(by_module, config)
     settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert settings["rank_pattern"] == {name: rank for name, rank in ranks.items() if rank}
     assert len(ranks) == 14
@@ -210,6 +210,24 @@ def test_at_least_one_component_stays(fresh: Fresh) -> None:
         gates.log_alpha.fill_(-20)
         gates.log_alpha[9] = -10
     assert gates.kept().nonzero().tolist() == [[9]]
+
+
+def test_patterns_of_ranks_have_gates_too(fresh: Fresh) -> None:
+    """A greater rank by a pattern is cut as well, and 0 by a pattern stays 0."""
+    config = lora(share=0.5).model_copy(update={"ranks": {"layers.0.mlp.*": 8, "layers.1.self_attn.*": 0}})
+    lm = drawn(add_adapter(fresh(), config))
+    gates = gates_of(lm, config)
+    with gates.fixed():
+        expected = logits(lm.model)
+    by_module = gates.by_module()
+    cut = cut_adapter(lm, by_module, config)
+    torch.testing.assert_close(logits(cut.model), expected, atol=1e-5, rtol=1e-5)
+    ranks = gate_ranks(by_module, config)
+    assert ranks["layers.1.self_attn.*"] == 0
+    again = add_adapter(fresh(), config.model_copy(update={"ranks": ranks, "gates": None}))
+    assert {name: weight.shape for name, weight in factors(again).items()} == {
+        name: weight.shape for name, weight in factors(cut).items()
+    }
 
 
 @pytest.mark.slow
@@ -245,7 +263,7 @@ def test_the_useful_component_stays(fresh: Fresh) -> None:
         values = gates.step(step)
     by_module = gates.by_module()
     assert values["gates/share"] == pytest.approx(0.1, abs=0.1)
-    ranks = gate_ranks(by_module)
+    ranks = gate_ranks(by_module, config)
     assert ranks[planted] >= 1
     assert by_module[planted].max() > 0.9
     assert sum(rank == 0 for rank in ranks.values()) >= 11
@@ -373,7 +391,7 @@ def test_a_share_without_room_ends_a_training_before_any_work(
 
 def test_a_checkpoint_without_gates_is_refused(fresh: Fresh) -> None:
     lm = add_adapter(fresh(), lora())
-    with pytest.raises(UserError, match="has not these gates"):
+    with pytest.raises(UserError, match="has no gates of this adapter"):
         gates_of(lm, lora()).load({})
 
 

@@ -21,7 +21,7 @@ BEST = [0, 16, 4, 8, 8, 0, 16, 4]
 class TestEvolution(SamplerContract):
     @pytest.fixture
     def make(self) -> MakeSampler:
-        options = {"name": "evolution", "population": 6, "tournament": 3}
+        options = {"name": "regularized_evolution", "population": 6, "tournament": 3}
         return lambda space, seed, maximize: make_sampler(options, space, seed, maximize)
 
 
@@ -41,7 +41,7 @@ def search(sampler: Sampler, count: int) -> list[Trial]:
 
 def test_a_child_differs_in_one_parameter_from_the_best_of_all_alive() -> None:
     # With a tournament of the whole population the parent is certain.
-    trials = search(make_sampler({"name": "evolution", "population": 5, "tournament": 5}, RANKS, 1), 60)
+    trials = search(make_sampler({"name": "regularized_evolution", "population": 5, "tournament": 5}, RANKS, 1), 60)
     alive: deque[Trial] = deque(trials[:5], maxlen=5)
     for trial in trials[5:]:
         parent = min(alive, key=lambda item: (item.value, item.number))
@@ -58,10 +58,10 @@ def test_evolution_beats_random_search() -> None:
         runs = [search(make_sampler(name, RANKS, seed), 80) for seed in range(5)]
         return float(np.median([min(trial.value or 0.0 for trial in trials) for trials in runs]))
 
-    assert median({"name": "evolution", "population": 10, "tournament": 4}) <= median("random") - 1
+    assert median({"name": "regularized_evolution", "population": 10, "tournament": 4}) <= median("random") - 1
 
 
 @pytest.mark.parametrize("options", [{"population": 1}, {"tournament": 0}, {"population": 4, "tournament": 5}])
 def test_options_out_of_range(options: dict[str, int]) -> None:
     with pytest.raises(UserError, match="out of range"):
-        make_sampler({"name": "evolution", **options}, RANKS)
+        make_sampler({"name": "regularized_evolution", **options}, RANKS)

@@ -121,13 +121,19 @@ class Loop:
         """Raises a UserError for a shape that the base model cannot be trained in."""
         tune, train = self.config.tune, self.config.train
         searched = tune is not None and any(key.startswith(SHAPE_KEYS) for key in tune.space)
-        if not (searched or train.changes_shape):
+        if searched and train.start == "champion":
+            what = "the champion may be smaller than a size that is searched"
+            raise UserError(what, where="tune.space", fix="set train.start: base, or search no sizes")
+        has_ranks = bool(train.lora.ranks) or train.lora.gates is not None
+        if not (searched or train.changes_shape or has_ranks):
             return
         # Here, as it loads torch.
         from posttrain.loop.model_shapes import check_shapes
+        from posttrain.train.lora import check_ranks
         from posttrain.train.pruning import check_trained_shape
 
         source = locate(self.config.model, self.workspace.root)
+        check_ranks(source, train)
         if tune is not None and searched:
             space = Space(tune.space, tune.constraints, "tune.space")
             check_shapes(space, {"train": train.model_dump(mode="json")}, source)

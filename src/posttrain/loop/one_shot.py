@@ -22,7 +22,7 @@ from posttrain.train.lora import merge_adapter, set_base_model
 from posttrain.train.objectives.registry import objective_spec
 from posttrain.train.standalone import CONFIG, SUMMARY, TrainJobConfig, train_standalone
 from posttrain.train.supernet import Supernet, add_subnetwork
-from posttrain.tune.context import TrialContext
+from posttrain.tune.context import Infeasible, TrialContext
 from posttrain.tune.objectives import Measured
 from posttrain.tune.parameters import Choice, Int
 from posttrain.tune.schedulers.registry import make_scheduler
@@ -52,14 +52,13 @@ class OneShotTrial(MeasuredTrial):
         """Returns the value of the sub-network, of several metrics a list.
 
         Raises:
-            UserError: no module of it has an adapter.
-            Infeasible: the model is over a limit.
+            Infeasible: no module of it has an adapter, or the model is over a limit.
         """
         config = TrainJobConfig.read(apply_settings(self.base, trial.settings), f"trial {trial.number}")
         costs = self.shape_costs(config.train)
         lm, supernet = _load(self.model, self.folder / SUPERNET, json.dumps(self.supernet))
         if not supernet.has_adapter(config.train.lora.ranks):
-            raise UserError("no module has an adapter", where="train.lora.ranks")
+            raise Infeasible("no module has an adapter")
         with supernet.active(config.train.lora.ranks):
             measured = self.measure(costs, lm)
         check_limits(costs, self.limits)  # with the latency
@@ -72,6 +71,7 @@ class OneShotTrial(MeasuredTrial):
             config = TrainJobConfig.read(self.supernet, _WHERE)
             # Data and settings are those of the study, which has checked them.
             train_standalone(self.folder / SUPERNET, config, self.records, lambda _: folder, fork=True)
+        _load.cache_clear()  # an earlier study of this process may have had the folder
         return replace(self, model=str(folder))
 
     def export(self, settings: Settings) -> None:
@@ -106,6 +106,9 @@ def one_shot_config(config: TrainJobConfig, tune: TuneConfig, space: Space) -> d
         raise UserError("searches ranks of LoRA, and all weights are trained", where=_WHERE, fix="use method: lora")
     if objective_spec(config.train.objective).output in ("reward", "classes"):
         raise UserError(f"a model of `{config.train.objective}` has no answers to measure", where=_WHERE)
+    if config.train.prune.is_set:
+        what = "exports an adapter, and the pruned model that it is of is not kept"
+        raise UserError(what, where=_WHERE, fix="prune in a training of its own, and search from that model")
     if config.train.lora.supernet.ranks:
         raise UserError("is what one_shot sets", where="train.lora.supernet", fix="leave it out")
     scheduler = tune.scheduler if isinstance(tune.scheduler, str) else tune.scheduler.get("name")

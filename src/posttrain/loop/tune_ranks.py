@@ -25,7 +25,8 @@ def check_rank_patterns(space: Space, base: Mapping[str, Any], source: str) -> N
         UserError: a pattern matches no module of the model.
     """
     searched = any(name.startswith(RANKS_PREFIX) for name in space.to_json()["entries"])
-    if not searched and not base["train"]["lora"]["ranks"]:
+    lora = base["train"]["lora"]
+    if not (searched or lora["ranks"] or lora["gates"]):
         return
     generator = np.random.default_rng(0)
     trainings: dict[str, TrainConfig] = {}

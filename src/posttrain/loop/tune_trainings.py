@@ -92,6 +92,8 @@ def tune_trainings(
     space = Space(tune.space, tune.constraints, "tune.space")
     check_settings(space, config.model_dump(mode="json"))
     supernet = None if tune.one_shot is None else one_shot_config(config, tune, space)
+    if supernet is not None and not any((limit.trials, limit.seconds, limit.gpu_seconds, limit.money)):
+        raise UserError("trials of one_shot process no tokens", where="tune.budget", fix="give such as 50 trials")
     if make_scheduler(tune.scheduler).has_forks:
         _check_forks(space, config)
     if tune.several is not None:
@@ -186,7 +188,8 @@ def search_trainings(
         open_backend,
         space,
         budget=budget,
-        sampler=tune.sampler or (None if tune.one_shot is None else "evolution"),
+        sampler=tune.sampler
+        or (None if tune.one_shot is None or tune.several is not None else "regularized_evolution"),
         scheduler=tune.scheduler,
         initial=initial,
         seed=trial.base["seed"],

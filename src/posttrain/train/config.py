@@ -59,7 +59,7 @@ _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*(%|B|[KMG]i?B)")
 class SupernetConfig(Section):
     """Adapters of several ranks that share weights, trained by the sandwich rule (arXiv:1903.05134)."""
 
-    ranks: dict[str, list[Annotated[int, Field(ge=0)]]] = Field(
+    ranks: dict[str, Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]] = Field(
         {},
         description="Ranks to train for, by patterns of `ranks`, each with that one as the greatest: a lesser one uses "
         "the first rows and columns.",

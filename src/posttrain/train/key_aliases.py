@@ -99,7 +99,6 @@ KEY_ALIASES: dict[str, Alias] = {
     "lora_alpha": Alias("train.lora.alpha"),
     "lora_dropout": Alias("train.lora.dropout"),
     "lora_target": _TARGETS,
-    "rank_pattern": Alias("train.lora.ranks"),
     "lora_target_modules": _TARGETS,
     "target_modules": _TARGETS,
     "loss_type": _OBJECTIVE,

@@ -45,7 +45,9 @@ def check_ranks(source: str, config: TrainConfig) -> None:
 
 
 def _check_share(adapted: Any, share: float) -> None:
-    weights = {name: weight for name, weight in adapted.named_parameters() if ".lora_" in name}
+    weights = {name: weight for name, weight in adapted.named_parameters() if ".lora_A." in name or ".lora_B." in name}
+    if not weights:
+        raise UserError("are of the ranks of matrices, and none is adapted", where="train.lora.gates")
     total = sum(weight.numel() for weight in weights.values())
     # A row of A and a column of B.
     least = min(

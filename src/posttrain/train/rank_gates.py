@@ -204,7 +204,7 @@ class RankGates:
         saved = tensors.get("gates.log_alpha")
         if saved is None or saved.shape != self.log_alpha.shape:
             fix = "train as it was begun, or start afresh in another folder"
-            raise UserError("the checkpoint has not these gates", where="train.lora.gates", fix=fix)
+            raise UserError("the checkpoint has no gates of this adapter", where="train.lora.gates", fix=fix)
         own = "gates.optimizer."
         self._state.load({name.removeprefix(own): tensor for name, tensor in tensors.items() if name.startswith(own)})
         self.log_alpha.copy_(saved)
@@ -233,7 +233,8 @@ def cut_adapter(lm: LanguageModel, gates: Mapping[str, Tensor], config: LoraConf
         config: settings of the whole adapter.
     """
     factors = {name: weight.detach() for name, weight in lm.model.named_parameters() if ".lora_" in name}
-    ranks = gate_ranks(gates) | config.ranks
+    ungated = {factor_module(name): len(factor) for name, factor in factors.items() if ".lora_embedding_A." in name}
+    ranks = ungated | gate_ranks(gates, config)
     settings = config.model_copy(update={"ranks": ranks, "gates": None})
     cut = add_adapter(LanguageModel(lm.model.unload(), lm.tokenizer, lm.task), settings)
     with torch.no_grad():
@@ -252,11 +253,17 @@ def cut_adapter(lm: LanguageModel, gates: Mapping[str, Tensor], config: LoraConf
     return cut
 
 
-def gate_ranks(gates: Mapping[str, Tensor]) -> dict[str, int]:
-    """Returns the ranks by module that gates leave, as ``train.lora.ranks`` takes them."""
+def gate_ranks(gates: Mapping[str, Tensor], config: LoraConfig) -> dict[str, int]:
+    """Returns the ranks that gates leave, as ``train.lora.ranks`` takes them: by module, and 0 by the config's pattern.
+
+    Args:
+        gates: float32 [rank] by module.
+        config: settings of the whole adapter.
+    """
     # The longest first: a pattern also matches names that end in it.
     names = sorted(gates, key=lambda name: (-len(name), name))
-    return {name: int((gates[name] > 0).sum()) for name in names}
+    without = {pattern: 0 for pattern, rank in config.ranks.items() if rank == 0}
+    return {name: int((gates[name] > 0).sum()) for name in names} | without
 
 
 def _along_columns(gates: Tensor, factor: Tensor) -> Tensor:

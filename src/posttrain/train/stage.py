@@ -107,6 +107,7 @@ def train(
     torch.manual_seed(seed)
     if config.prune.is_set:
         source = pruned_base(source, units, config, task, seed, scratch)
+        torch.manual_seed(seed)  # again, as a resumed training finds the pruned model and draws nothing for it
     lm = _load_model(config, source, task, seed)
     if units.cut:
         log.warning("  cut to train.max_length: %d of %d records", len(units.cut), len(units))
@@ -145,7 +146,7 @@ def train(
     _check_trained(lm, len(steps), skipped, config)
     ranks: dict[str, int] = {}
     if gates := trainer.state.gates:
-        ranks = gate_ranks(gates.by_module())
+        ranks = gate_ranks(gates.by_module(), config.lora)
         lm = cut_adapter(lm, gates.by_module(), config.lora)
         modules = sum(rank > 0 for rank in ranks.values())
         log.info("  gates keep %d of %d ranks, in %d modules", sum(ranks.values()), len(gates.costs), modules)

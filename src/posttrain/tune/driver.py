@@ -32,6 +32,8 @@ _RUNS_AFTER_KILLS = 1  # a trial whose process was killed is run again so many t
 
 _FAILURES = 5  # so many trials that fail, and none that does not, end the study
 
+_INFEASIBLE = 100  # trials that end a study, if none has a value: a budget that they do not use would never be spent
+
 _GRACE = 0.1  # of a budget in seconds, that running trials get to report and pause when it is spent
 
 Observer = Callable[[Trial], None]
@@ -74,6 +76,7 @@ class Driver:
         self._memory: dict[int, int] = {}
         self._packing = MemoryPacking(backend, study.trials)
         self._failures = 0.0  # on end since the session began; minus infinity after any other end
+        self._infeasible = 0
         self._exhausted = False
         self._tokens = sum(trial.tokens for trial in study.trials)
         self._work = sum(trial.seconds for trial in study.trials)
@@ -227,6 +230,9 @@ class Driver:
         self._scheduler.ended(number, self._loss(trial))
         self._observe(trial)
         if not feasible:  # nothing is wrong with the function
+            self._infeasible += 1
+            if self._infeasible >= _INFEASIBLE and all(trial.latest is None for trial in self._study.trials):
+                raise WorkError(f"none of the first {_INFEASIBLE} trials was feasible; the last: {error}")
             return
         self._failures = self._failures + 1 if state is TrialState.FAILED else -math.inf
         if self._failures >= _FAILURES and all(trial.latest is None for trial in self._study.trials):

@@ -128,8 +128,8 @@ class Tune(Stage):
         """Returns the sections that decide the search, the settings in force, and what the rule was decided by."""
         tune = _section(context)
         return {
-            # Left out where unused, as keys are older than the limits.
-            "tune": tune.model_dump(mode="json", exclude=None if tune.limits.values else {"limits"}),
+            # Left out where unused, as runs are kept whose section had no such keys.
+            "tune": tune.model_dump(mode="json", exclude={"one_shot"} | (set() if tune.limits.values else {"limits"})),
             "training": self.training.settings(replace(context, config=self.base)),
             "before": self._before(context),
             "configured": self._configured(context),

@@ -18,16 +18,17 @@ class EvolutionSampler(Sampler):
 
     Args:
         population: trials of the population.
-        tournament: trials of a sample.
+        tournament: trials of a sample; None: 5, or the whole of a smaller population.
 
     Raises:
         UserError: a number is out of its range.
     """
 
     def __init__(
-        self, space: Space, seed: int = 0, maximize: bool = False, population: int = 20, tournament: int = 5
+        self, space: Space, seed: int = 0, maximize: bool = False, population: int = 20, tournament: int | None = None
     ) -> None:
         super().__init__(space, seed, maximize)
+        tournament = min(5, population) if tournament is None else tournament
         check_ranges(
             "sampler",
             {

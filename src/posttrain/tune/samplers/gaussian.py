@@ -261,10 +261,11 @@ class GaussianProcessSampler(Sampler):
 
 def _has_stalled(losses: dict[int, float]) -> bool:
     """Returns whether the newest trials have hardly improved the best."""
-    values = [losses[number] for number in sorted(losses)]
-    if len(values) <= _STALLED:
+    if len(losses) <= _STALLED:
         return False
-    return min(values[:-_STALLED]) - min(values) < _LEAST_GAIN * float(np.std(values))
+    # Standardised, as diverged trainings would make any gain look small.
+    values, _ = standardize([losses[number] for number in sorted(losses)])
+    return float(values[:-_STALLED].min() - values.min()) < _LEAST_GAIN
 
 
 def _key(drawn: Settings) -> tuple[tuple[str, Any], ...]:

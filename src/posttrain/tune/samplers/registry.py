@@ -23,7 +23,7 @@ SAMPLERS: Registry[Callable[..., Sampler]] = Registry(
         "evolutionary": "posttrain.tune.samplers.genetic:evolutionary",
         "nsga2": "posttrain.tune.samplers.genetic:nsga2",
         "nsga3": "posttrain.tune.samplers.genetic:nsga3",
-        "evolution": "posttrain.tune.samplers.evolution:EvolutionSampler",
+        "regularized_evolution": "posttrain.tune.samplers.evolution:EvolutionSampler",
         "staged": "posttrain.tune.samplers.staged:StagedSampler",
         "perturb": "posttrain.tune.samplers.population:PerturbSampler",
         "pb2": "posttrain.tune.samplers.pb2:Pb2Sampler",
