@@ -269,10 +269,17 @@ def test_a_resumed_supernet_has_the_same_bytes(
 
 
 @pytest.mark.parametrize(
-    ("ranks", "choices"), [({"q_proj": 4}, {"q_proj": [0, 8]}), ({}, {"q_proj": [0]}), ({"q_proj": 4}, {"q_proj": []})]
+    ("ranks", "choices", "problem"),
+    [
+        ({"q_proj": 4}, {"q_proj": [0, 8]}, "the greatest of `q_proj` is not that of ranks"),
+        ({}, {"q_proj": [0]}, "the greatest of `q_proj` is not that of ranks"),
+        ({"q_proj": 4}, {"q_proj": []}, "`supernet.ranks.q_proj`: List should have at least 1 item"),
+    ],
 )
-def test_the_greatest_rank_is_that_of_the_adapter(ranks: dict[str, int], choices: dict[str, list[int]]) -> None:
-    with pytest.raises(UserError, match="the greatest of `q_proj` is not that of ranks"):
+def test_the_greatest_rank_is_that_of_the_adapter(
+    ranks: dict[str, int], choices: dict[str, list[int]], problem: str
+) -> None:
+    with pytest.raises(UserError, match=problem):
         lora(ranks, choices)
 
 

@@ -249,7 +249,7 @@ def test_cmaes_needs_two_parameters() -> None:
 
 def test_all_samplers_are_named() -> None:
     numbers = {"random", "quasi_random", "grid", "tpe", "bohb", "gp", "rgpe", "cmaes", "evolutionary", "staged"}
-    assert set(SAMPLERS.builtin) == numbers | {"nsga2", "nsga3", "perturb", "pb2"}
+    assert set(SAMPLERS.builtin) == numbers | {"nsga2", "nsga3", "regularized_evolution", "perturb", "pb2"}
 
 
 @pytest.mark.parametrize("name", ["grid", "quasi_random", "random"])
