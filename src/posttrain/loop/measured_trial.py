@@ -1,4 +1,4 @@
-"""What trials of trainings have in common: their data, how a model is measured on held-out records, and its limits."""
+"""The base of trials that train models: their data, their measurement on held-out records, and their limits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

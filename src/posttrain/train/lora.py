@@ -33,7 +33,7 @@ def check_ranks(source: str, config: TrainConfig) -> None:
         config: the training.
 
     Raises:
-        UserError: a pattern matches no module of the model, or the share has no room for one rank of one module.
+        UserError: a pattern matches no module of the model, or the share has no room for a single rank.
     """
     lora = config.lora
     if config.method == "lora" and (lora.ranks or lora.gates is not None):
