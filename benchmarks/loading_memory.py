@@ -104,8 +104,8 @@ def _ours(act: Callable[[str, Callable[[], Any]], Any], dtype: str, model: Path,
     from posttrain.models.language_model import load_language_model, save_language_model
     from posttrain.models.likelihood import label_scores
     from posttrain.models.task import TaskConfig
-    from posttrain.train.config import LoraConfig
     from posttrain.train.lora import add_adapter, merge_adapter
+    from posttrain.train.lora_config import LoraConfig
 
     lm = act("load", lambda: load_language_model(model, TaskConfig(labels=_LABELS), dtype))
     act("forward pass", lambda: _forward(lm.model))

@@ -7,7 +7,7 @@ import yaml
 
 from posttrain.cli.config import config_keys, reference
 from posttrain.loop.config import Config
-from posttrain.train.config import LoraConfig
+from posttrain.train.lora_config import LoraConfig
 
 
 def test_a_prefix_selects_keys(posttrain: Callable[..., Any]) -> None:

@@ -22,8 +22,9 @@ from posttrain.models.tiny import write_tiny_model
 from posttrain.models.weight_files import read_headers
 from posttrain.store.errors import UserError
 from posttrain.testing.steps import table_of
-from posttrain.train.config import LoraConfig, TrainConfig
+from posttrain.train.config import TrainConfig
 from posttrain.train.lora import add_adapter
+from posttrain.train.lora_config import LoraConfig
 from posttrain.train.standalone import TrainJobConfig
 from posttrain.tune import Float, Infeasible, TrialContext, minimize
 from posttrain.tune.trial import TrialState

@@ -12,8 +12,8 @@ from posttrain.models.fused import fuse_layers
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.task import TaskConfig
 from posttrain.models.tiny import byte_tokenizer
-from posttrain.train.config import LoraConfig
 from posttrain.train.lora import add_adapter
+from posttrain.train.lora_config import LoraConfig
 
 SIZES = {
     "vocab_size": 261, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -17,7 +17,7 @@ from posttrain.models.language_model import load_language_model, save_language_m
 from posttrain.models.task import TaskConfig
 from posttrain.models.tiny import write_tiny_model
 from posttrain.models.weight_files import read_headers
-from posttrain.train.config import LoraConfig
+from posttrain.train.lora_config import LoraConfig
 from posttrain.train.lora import add_adapter, merge_adapter
 
 def memory(name):

@@ -11,8 +11,9 @@ import torch
 from posttrain.loop.tune_config import apply_settings
 from posttrain.models.language_model import LanguageModel
 from posttrain.store.errors import UserError
-from posttrain.train.config import LoraConfig, TrainConfig
+from posttrain.train.config import TrainConfig
 from posttrain.train.lora import add_adapter, merge_adapter
+from posttrain.train.lora_config import LoraConfig
 from posttrain.train.memory.activations import layer_costs
 from posttrain.train.memory.estimate import estimate_memory
 from posttrain.train.memory.micro_batch import MicroBatch

@@ -16,8 +16,9 @@ from posttrain.models.chat import TokenizedExample
 from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
-from posttrain.train.config import LoraConfig, TrainConfig
+from posttrain.train.config import TrainConfig
 from posttrain.train.lora import add_adapter, merge_adapter
+from posttrain.train.lora_config import LoraConfig
 from posttrain.train.monitor.metrics import StepValues
 from posttrain.train.optim.config import OptimizerConfig
 from posttrain.train.optim.master_weights import MasterWeights

@@ -15,8 +15,9 @@ from posttrain.models.chat import TokenizedExample
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
-from posttrain.train.config import LoraConfig, TrainConfig
+from posttrain.train.config import TrainConfig
 from posttrain.train.lora import add_adapter, merge_adapter
+from posttrain.train.lora_config import LoraConfig
 from posttrain.train.monitor.metrics import StepValues
 from posttrain.train.stage import train
 from posttrain.train.supernet import Supernet, add_subnetwork

@@ -23,7 +23,8 @@ from posttrain.models.task import TaskConfig
 from posttrain.train import trainer
 from posttrain.train.checkpoint.checkpoints import Checkpoints
 from posttrain.train.checkpoint.format import Checkpoint
-from posttrain.train.config import LoraConfig, TrainConfig
+from posttrain.train.config import TrainConfig
+from posttrain.train.lora_config import LoraConfig
 from posttrain.train.monitor.metrics import JsonlSink
 from posttrain.train.objectives.loss import Loss
 from posttrain.train.objectives.sft import SftObjective

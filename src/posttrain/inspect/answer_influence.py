@@ -17,7 +17,7 @@ from posttrain.loop.stage import CachedWork
 from posttrain.models.task import record_turns
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.rows import Run
-from posttrain.train.config import LoraConfig
+from posttrain.train.lora_config import LoraConfig
 from posttrain.train.objectives.registry import OBJECTIVES
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from posttrain.models.language_model import DTYPES, LanguageModel
 from posttrain.models.loading import first_line
 from posttrain.models.shape import meta_model, read_config
 from posttrain.store.errors import UserError
-from posttrain.train.config import LoraConfig, TrainConfig
+from posttrain.train.config import TrainConfig
+from posttrain.train.lora_config import LoraConfig
 from posttrain.train.objectives.registry import objective_spec
 from posttrain.train.pruning import trained_config
 

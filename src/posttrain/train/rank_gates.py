@@ -12,8 +12,8 @@ from torch import Tensor
 
 from posttrain.models.language_model import LanguageModel
 from posttrain.store.errors import UserError
-from posttrain.train.config import LoraConfig
 from posttrain.train.lora import add_adapter, factor_module
+from posttrain.train.lora_config import LoraConfig
 from posttrain.train.optim.master_weights import MasterWeights
 from posttrain.train.optim.optimizers import OptimizerState
 

@@ -18,10 +18,11 @@ from posttrain.models.task import TaskConfig
 from posttrain.store.errors import WorkError
 from posttrain.store.files import remove_tree
 from posttrain.train.callbacks import CallbackList, TrainingStopped
-from posttrain.train.config import LoraConfig, TrainConfig, check_from_scratch, unused_sections
+from posttrain.train.config import TrainConfig, check_from_scratch, unused_sections
 from posttrain.train.data.mix import mix_counts
 from posttrain.train.initialization.initialize import model_from_config
 from posttrain.train.lora import add_adapter, check_ranks, merge_adapter
+from posttrain.train.lora_config import LoraConfig
 from posttrain.train.memory.estimate import count_step_tasks
 from posttrain.train.memory.token_budget import resolve_token_budget
 from posttrain.train.monitor.metrics import STEPS, Sink, StepValues, finite, mean_loss

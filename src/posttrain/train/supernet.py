@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from posttrain.models.language_model import LanguageModel
-from posttrain.train.config import LoraConfig
 from posttrain.train.lora import ADAPTER_WEIGHTS, add_adapter, factor_module
+from posttrain.train.lora_config import LoraConfig
 from posttrain.train.objectives.loss import Loss, merge_metrics
 
 Ranks = Mapping[str, int]

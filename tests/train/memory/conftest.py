@@ -13,8 +13,9 @@ from posttrain.models.fused import fuse_layers
 from posttrain.models.head import predicting_states, token_log_probabilities
 from posttrain.models.language_model import DTYPES, LanguageModel
 from posttrain.models.packing import Packed, pack, packed_attention
-from posttrain.train.config import LoraConfig, TrainConfig
+from posttrain.train.config import TrainConfig
 from posttrain.train.lora import add_adapter
+from posttrain.train.lora_config import LoraConfig
 
 
 def packed_row(lengths: Sequence[int], vocabulary: int, supervised: int = 10) -> Packed:

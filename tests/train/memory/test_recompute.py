@@ -16,8 +16,9 @@ from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Packed, pack, packed_attention
 from posttrain.models.shape import decoder_layers
 from posttrain.store.errors import UserError
-from posttrain.train.config import LoraConfig, TrainConfig
+from posttrain.train.config import TrainConfig
 from posttrain.train.lora import add_adapter
+from posttrain.train.lora_config import LoraConfig
 from posttrain.train.memory.activations import layer_costs
 from posttrain.train.memory.micro_batch import MicroBatch
 from posttrain.train.memory.recompute import layer_policies, recompute

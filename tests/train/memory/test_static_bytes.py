@@ -8,7 +8,8 @@ import torch
 
 from posttrain.models.language_model import LanguageModel
 from posttrain.train.checkpoint.config import CheckpointConfig
-from posttrain.train.config import LoraConfig, TrainConfig
+from posttrain.train.config import TrainConfig
+from posttrain.train.lora_config import LoraConfig
 from posttrain.train.memory.weights import (
     ModelSpec,
     gradient_bytes,

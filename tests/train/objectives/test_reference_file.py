@@ -12,8 +12,8 @@ from posttrain.models.chat import TokenizedExample
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Packed, Unit, pack
 from posttrain.store.errors import WorkError
-from posttrain.train.config import LoraConfig
 from posttrain.train.lora import add_adapter
+from posttrain.train.lora_config import LoraConfig
 from posttrain.train.objectives import reference as module
 from posttrain.train.objectives.loss import SequenceLogProbs, sequence_log_probs
 from posttrain.train.objectives.reference import reference_log_probs

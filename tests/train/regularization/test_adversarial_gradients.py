@@ -10,8 +10,8 @@ from torch import Tensor
 from posttrain.models.chat import TokenizedExample
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Packed, Unit, pack, packed_attention
-from posttrain.train.config import LoraConfig
 from posttrain.train.lora import add_adapter
+from posttrain.train.lora_config import LoraConfig
 from posttrain.train.objectives.loss import Loss, sequence_log_probs
 from posttrain.train.objectives.sft import sft
 from posttrain.train.regularization.adversarial import backward_adversarial

@@ -11,8 +11,8 @@ from posttrain.models.head import predicting_states
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import pack, packed_attention
 from posttrain.store.errors import UserError
-from posttrain.train.config import LoraConfig
 from posttrain.train.lora import add_adapter
+from posttrain.train.lora_config import LoraConfig
 from posttrain.train.regularization.config import DropoutConfig, NoiseConfig
 from posttrain.train.regularization.layers import apply_noise, set_dropout
 

@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.train import trainer
-from posttrain.train.config import LoraConfig, TrainConfig
+from posttrain.train.config import TrainConfig
 from posttrain.train.data.loader import Batch
 from posttrain.train.initialization.config import InitializationConfig, InitRuleConfig
+from posttrain.train.lora_config import LoraConfig
 from posttrain.train.objectives.config import SftConfig
 from posttrain.train.optim.config import EmaConfig, OptimizerConfig
 from posttrain.train.optim.loss_scale import ScalingConfig

@@ -27,7 +27,8 @@ from dataclasses import asdict, dataclass
 
 from posttrain.models.attention import keeps_scores
 from posttrain.models.shape import ModelShape
-from posttrain.train.config import LoraConfig, TrainConfig
+from posttrain.train.config import TrainConfig
+from posttrain.train.lora_config import LoraConfig
 from posttrain.train.memory.micro_batch import MicroBatch
 from posttrain.train.memory.weights import ModelSpec, ParameterSpec
 
