@@ -33,7 +33,9 @@ nonblank_texts = st.one_of(
         ]
     ),
 ).filter(lambda text: text.strip() != "")
-answers = st.none() | nonblank_texts
+# The reader refuses a missing number as an answer.
+answer_texts = nonblank_texts.filter(lambda text: text.lower() != "nan")
+answers = st.none() | answer_texts
 groups = st.none() | nonblank_texts
 json_values = st.none() | st.booleans() | st.integers(-5, 5) | nonblank_texts | st.lists(nonblank_texts, max_size=2)
 metas = st.dictionaries(
@@ -48,7 +50,7 @@ several = st.tuples(nonblank_texts, nonblank_texts, nonblank_texts).map(
 contents: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "prompt": st.fixed_dictionaries({"prompt": single | several, "completion": answers}),
     "preference": st.fixed_dictionaries(
-        {"prompt": single | several, "completion": nonblank_texts, "rejected": nonblank_texts}
+        {"prompt": single | several, "completion": answer_texts, "rejected": answer_texts}
     ),
     "text": st.fixed_dictionaries({"text": nonblank_texts}),
 }
