@@ -61,7 +61,7 @@ def test_a_study_of_pruned_models(deep_model: Path, tmp_path: Path) -> None:
     assert len({tuple(trial.settings.values()) for trial in result.trials}) > 1
     best = TrainJobConfig.read(yaml.safe_load((tmp_path / "out" / "best.yaml").read_text()), "best.yaml")
     assert (best.train.prune.layers, best.train.prune.inner) == tuple(result.best.settings.values())
-    train_standalone(tmp_path / "model", best, rows(0, 16), lambda folder: deep_model)
+    train_standalone(tmp_path / "model", best, rows(0, 16), deep_model)
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert config["num_hidden_layers"] == best.train.prune.layers
     assert config["intermediate_size"] == best.train.prune.inner

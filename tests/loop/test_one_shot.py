@@ -123,7 +123,7 @@ def test_a_study_measures_and_exports_subnetworks(tiny_model: Path, root: Path) 
         with pytest.raises(UserError, match="the rest of the config: not as the study was begun"):
             tune_trainings(config, other, RECORDS, out, root=root)
     # What best.yaml names can be trained alone.
-    summary = train_standalone(root / "alone", read, RECORDS, lambda folder: tiny_model)
+    summary = train_standalone(root / "alone", read, RECORDS, tiny_model)
     assert summary["steps"] == 12
 
 

@@ -111,7 +111,7 @@ def test_a_trial_in_parts_is_one_training(tiny_model: Path, tmp_path: Path) -> N
     assert whole.tokens == parts.tokens == paused.tokens > 0
     # It is the model of a training with these settings, and its loss is that of the model.
     config = job(tiny_model, method=method, learning_rate=3e-3)
-    train_standalone(tmp_path / "alone", config, RECORDS, lambda folder: tiny_model)
+    train_standalone(tmp_path / "alone", config, RECORDS, tiny_model)
     digests = {file_digest(path / "model.safetensors") for path in (tmp_path / "alone", *tmp_path.glob("*/model"))}
     assert len(digests) == 1
     lm = load_language_model(tmp_path / "alone", config.task, "float32")
@@ -159,7 +159,7 @@ def test_a_study(tiny_model: Path, root: Path) -> None:
     assert read.train.epochs == 3
     # The model of the best trial is kept, and is the one that best.yaml trains.
     (model,) = (root / "out" / "trials").glob("*/model/model.safetensors")
-    train_standalone(root / "again", read, RECORDS, lambda folder: tiny_model)
+    train_standalone(root / "again", read, RECORDS, tiny_model)
     assert file_digest(root / "again" / "model.safetensors") == file_digest(model)
     # The same call does nothing more, and a larger budget goes on, here in processes.
     assert run().trials == result.trials
@@ -349,7 +349,7 @@ def test_a_child_is_the_checkpoint_of_its_parent_with_another_rate(tiny_model: P
         callbacks = None if stop is None else CallbackList(lambda step: step.step + 1 == stop)
         job_config = TrainJobConfig.read(changed, "by hand")
         with suppress(TrainingStopped):
-            train_standalone(out, job_config, RECORDS, lambda _: tiny_model, fork=True, callbacks=callbacks)
+            train_standalone(out, job_config, RECORDS, tiny_model, fork=True, callbacks=callbacks)
         return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
     train(by_hand, rates[0], stop=6)
@@ -394,7 +394,7 @@ def test_settings_that_may_change_on_resume_do(
         callbacks = None if stop is None else CallbackList(lambda step: step.step + 1 == stop)
         with suppress(TrainingStopped):
             config = job(tiny_model, learning_rate=1e-2, **{"epochs": 1, **options})
-            train_standalone(out, config, RECORDS, lambda _: tiny_model, fork=True, callbacks=callbacks)
+            train_standalone(out, config, RECORDS, tiny_model, fork=True, callbacks=callbacks)
         return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
 
     train(tmp_path / "changed", before, stop=3)

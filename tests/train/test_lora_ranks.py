@@ -161,6 +161,6 @@ def test_a_pattern_without_module_ends_a_training_before_any_work(
     train = {"method": "lora", "lora": {"ranks": {pattern: rank}}}
     config = TrainJobConfig.read({"model": str(tiny_model), "data": "memory", "train": train}, "config")
     with pytest.raises(UserError, match="`nothing`") as raised:
-        train_standalone(tmp_path / "out", config, records, lambda folder: tiny_model)
+        train_standalone(tmp_path / "out", config, records, tiny_model)
     assert raised.value.where == "train.lora.ranks"
     assert not (tmp_path / "out").exists()

@@ -150,12 +150,9 @@ def test_memory_is_planned_for_the_pruned_model(tiny_model: Path, records: pa.Ta
 def test_impossible_sizes_are_refused_before_any_work(
     tiny_model: Path, records: pa.Table, tmp_path: Path, prune: dict[str, int], message: str
 ) -> None:
-    def fetch(folder: Path) -> Path:
-        raise AssertionError("no weights are needed to see that")
-
     job = TrainJobConfig(model=str(tiny_model), data="memory", train=settings(prune))
     with pytest.raises(UserError, match=message):
-        train_standalone(tmp_path / "out", job, records, fetch)
+        train_standalone(tmp_path / "out", job, records)
     assert not (tmp_path / "out").exists()
     with pytest.raises(UserError, match=message):
         run(tiny_model, records, settings(prune), tmp_path)

@@ -44,10 +44,10 @@ def test_a_kill_while_moving_the_model_is_recovered(
     with monkeypatch.context() as patch:
         patch.setattr(standalone, "write_atomically", die)
         with pytest.raises(Killed):
-            train_standalone(tmp_path, lora, records, lambda folder: tiny_model)
+            train_standalone(tmp_path, lora, records, tiny_model)
     weights = (tmp_path / "model.safetensors").read_bytes()
     assert list((tmp_path / "adapter").iterdir()), "the adapter has been moved"
-    assert train_standalone(tmp_path, lora, records, lambda folder: tiny_model)["steps"] == 6
+    assert train_standalone(tmp_path, lora, records, tiny_model)["steps"] == 6
     assert (tmp_path / "model.safetensors").read_bytes() == weights
     assert len(list((tmp_path / "adapter").iterdir())) == 2
     assert [path.name for path in (tmp_path / ".training").iterdir() if path.is_dir()] == []
@@ -74,22 +74,23 @@ def test_the_model_is_synced_before_its_checkpoints_are_removed(
     monkeypatch.setattr(files, "sync_file", sync)
     monkeypatch.setattr(standalone, "sync_file", sync)
     monkeypatch.setattr(standalone, "remove_tree", remove)
-    train_standalone(tmp_path, lora, records, lambda folder: tiny_model)
+    train_standalone(tmp_path, lora, records, tiny_model)
     assert "checkpoints gone" in synced_files
 
 
 def test_a_second_process_in_the_folder_is_refused(
-    tiny_model: Path, records: pa.Table, lora: TrainJobConfig, tmp_path: Path
+    tiny_model: Path, records: pa.Table, lora: TrainJobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     messages: list[str] = []
 
-    def fetch(folder: Path) -> Path:
+    def fetch_once(source: str, folder: Path) -> Path:
         with pytest.raises(UserError, match="is being trained by another process") as caught:
-            train_standalone(tmp_path, lora, records, lambda folder: tiny_model)
+            train_standalone(tmp_path, lora, records, tiny_model)
         messages.append(str(caught.value))
         return tiny_model
 
-    assert train_standalone(tmp_path, lora, records, fetch)["steps"] == 6
+    monkeypatch.setattr(standalone, "fetch_once", fetch_once)
+    assert train_standalone(tmp_path, lora, records)["steps"] == 6
     assert len(messages) == 1
     assert messages[0].startswith(str(tmp_path))
 
@@ -115,26 +116,27 @@ def test_the_summary_has_the_micro_batch_that_fit(
     monkeypatch.setattr(SftObjective, "loss", run_out_once)
     train = config.model_copy(update={"micro_batch_tokens": "auto"})
     settings = TrainJobConfig(model="tiny", data="a.jsonl", train=train)
-    summary = train_standalone(tmp_path, settings, records, lambda folder: tiny_model)
+    summary = train_standalone(tmp_path, settings, records, tiny_model)
     (budget,) = re.findall(r"micro-batches of at most (\d+) tokens", caplog.text)
     assert summary["micro_batch_tokens"] == int(budget) < 4096
     load_language_model(tmp_path, TaskConfig())
 
 
 def test_records_are_checked_before_weights_are_fetched(
-    tiny_model: Path, records: pa.Table, lora: TrainJobConfig, tmp_path: Path
+    tiny_model: Path, records: pa.Table, lora: TrainJobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "out" / ".training").mkdir(parents=True)  # as after a kill: it is usable
     fetch_calls: list[Path] = []
 
-    def fetch(folder: Path) -> Path:
+    def fetch_once(source: str, folder: Path) -> Path:
         fetch_calls.append(folder)
         return tiny_model
 
+    monkeypatch.setattr(standalone, "fetch_once", fetch_once)
     with pytest.raises(UserError, match="no labelled record"):
-        train_standalone(tmp_path / "out", lora, records.slice(0, 0), fetch)
+        train_standalone(tmp_path / "out", lora, records.slice(0, 0))
     assert not fetch_calls
-    assert train_standalone(tmp_path / "out", lora, records, fetch)["steps"] == 6
+    assert train_standalone(tmp_path / "out", lora, records)["steps"] == 6
     assert fetch_calls
 
 
@@ -143,7 +145,7 @@ def test_peft_loads_the_adapter_with_its_base_model(
 ) -> None:
     from peft import AutoPeftModelForCausalLM
 
-    train_standalone(tmp_path, lora.model_copy(update={"model": str(tiny_model)}), records, lambda folder: tiny_model)
+    train_standalone(tmp_path, lora.model_copy(update={"model": str(tiny_model)}), records, tiny_model)
     ids = torch.tensor([[5, 6, 7, 8, 9]])
     with torch.no_grad():
         with_adapter = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter", dtype=torch.float32)(

@@ -50,7 +50,7 @@ def train(tiny_model: Path, records: pa.Table, checkpointed: TrainConfig, out: P
             task=TaskConfig(system="Name the intent."),
             train=with_changes(checkpointed, changes),
         )
-        return train_standalone(out, settings, data or records, lambda folder: model or tiny_model, fork=fork)
+        return train_standalone(out, settings, data or records, model or tiny_model, fork=fork)
 
     return train
 

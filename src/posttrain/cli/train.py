@@ -92,7 +92,7 @@ def train(
         _tune(out, settings, records, partial(fetch_once, source), autotune_seconds or 300.0)
         return
     with _track_run(workspace, given_records.version, settings, out):
-        summary = train_standalone(out, settings, records, partial(fetch_once, source), fork=fork)
+        summary = train_standalone(out, settings, records, fork=fork)
     skipped = f" ({summary['skipped_steps']} skipped)" if summary.get("skipped_steps") else ""
     first, last = ("no number" if loss is None else f"{loss:.4f}" for loss in map(summary.get, _LOSSES))
     print_line(

@@ -70,7 +70,7 @@ class OneShotTrial(MeasuredTrial):
             log.info("  trains the supernet: %s", self.folder / SUPERNET)
             config = TrainJobConfig.read(self.supernet, _WHERE)
             # Data and settings are those of the study, which has checked them.
-            train_standalone(self.folder / SUPERNET, config, self.records, lambda _: folder, fork=True)
+            train_standalone(self.folder / SUPERNET, config, self.records, folder, fork=True)
         _load.cache_clear()  # an earlier study of this process may have had the folder
         return replace(self, model=str(folder))
 

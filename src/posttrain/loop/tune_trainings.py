@@ -267,7 +267,6 @@ class TrainingTrial(MeasuredTrial):
 
     def _train(self, out: Path, config: TrainJobConfig, measure: "_StopAndMeasure") -> bool:
         """Trains until the callback stops it; returns whether the training is done."""
-        source = Path(self.model)
         level = log.level
         log.setLevel(logging.WARNING)  # what a training says is for whoever runs one
         try:
@@ -276,7 +275,7 @@ class TrainingTrial(MeasuredTrial):
                 out,
                 config,
                 self.records,
-                lambda _: source,
+                Path(self.model),
                 fork=True,
                 callbacks=CallbackList(measure),
                 difficulties=self.difficulties,

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from posttrain.models.chat import ChatTemplate
+from posttrain.models.gguf import load_gguf_config, load_gguf_tokenizer
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.loading import load_config, load_tokenizer, model_file_errors
 from posttrain.models.sources import TINY_MODEL, fetch
@@ -87,7 +88,7 @@ def read_config(source: str) -> Any:
             return load_config(folder)
     path = Path(source)
     if path.suffix == ".gguf":
-        return load_config(str(path.parent), gguf_file=path.name)
+        return load_gguf_config(path)
     return load_config(source)
 
 
@@ -101,7 +102,7 @@ def read_chat(source: str, config: Any) -> ChatTemplate:
     if source == TINY_MODEL:
         tokenizer: Any = byte_tokenizer()
     elif path.suffix == ".gguf":
-        tokenizer = load_tokenizer(str(path.parent), gguf_file=path.name)
+        tokenizer = load_gguf_tokenizer(path)
     else:
         tokenizer = load_tokenizer(source)
     return LanguageModel(meta_model(config), tokenizer, TaskConfig()).chat

