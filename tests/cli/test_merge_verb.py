@@ -206,7 +206,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("2GiB", 2 << 30), ("500MB", 500_000_000), ("1e9", 10**9), ("64 mib", 64 << 20), ("1k", 1000)]
+    ("text", "size"), [("2GiB", 2 << 30), ("500MB", 500_000_000), ("1e9", 10**9), ("64 mib", 64 << 20), ("1KB", 1000)]
 )
 def test_sizes_have_units(text: str, size: int) -> None:
     assert read_bytes(text, "--memory") == size

@@ -17,7 +17,8 @@ from posttrain.train.callbacks import CallbackList, TrainingStopped
 from posttrain.train.config import TrainConfig
 from posttrain.train.memory.weights import ModelSpec
 from posttrain.train.plan import Machine, plan_training
-from posttrain.train.pruning import pruned_base, trained_config
+from posttrain.train.pruning import pruned_base
+from posttrain.train.shape import trained_config
 from posttrain.train.stage import train
 from posttrain.train.standalone import TrainJobConfig, train_standalone
 from posttrain.train.training_set import read_training_set

@@ -20,7 +20,7 @@ from posttrain.train.config import TrainConfig
 from posttrain.train.initialization.config import InitializationConfig, InitRuleConfig, ShapeConfig
 from posttrain.train.memory.weights import ModelSpec
 from posttrain.train.objectives.sft import SftObjective
-from posttrain.train.pruning import trained_config
+from posttrain.train.shape import trained_config
 from posttrain.train.stage import train
 
 pytestmark = pytest.mark.slow

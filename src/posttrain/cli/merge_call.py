@@ -1,16 +1,14 @@
 """The call of ``posttrain merge``: makes a recipe of models and options."""
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from posttrain.cli.workspace import CURRENT_FOLDER, open_store
 from posttrain.merge.recipe import AUTO, Recipe
+from posttrain.store.amounts import BYTES, read_amount
 from posttrain.store.errors import UserError
 from posttrain.store.yaml_files import parse_yaml
-
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 _RECIPES = (".yaml", ".yml")
 
@@ -21,11 +19,8 @@ def read_bytes(text: str, where: str) -> int:
     Raises:
         UserError: it is none.
     """
-    match = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?i?)b?", text.strip().lower())
-    try:
-        size = int(float(match[1]) * _UNITS[match[2]]) if match else 0
-    except (ValueError, KeyError, OverflowError):
-        size = 0
+    amount = read_amount(text, BYTES)
+    size = int(amount[0] * BYTES[amount[1] or "B"]) if amount else 0
     if size < 1:
         raise UserError(f"`{text}` is no size", where=where, fix="write 2GiB or 500MB")
     return size

@@ -67,6 +67,7 @@ def run(
     from posttrain.loop.tune_config import TuneJobConfig
     from posttrain.loop.tune_trainings import tune_trainings
     from posttrain.train.api import read_files
+    from posttrain.train.standalone import SUMMARY
     from posttrain.tune.backends.registry import check_engine
     from posttrain.tune.lint import check_edges
     from posttrain.tune.progress import describe_best
@@ -104,10 +105,12 @@ def run(
         print_line(f"  {name}: {value}")
     for warning in check_edges(Space(section.space, section.constraints), result.best):
         print_line(f"{warning.text}, and go on with --migrate" if warning.fix else warning.text)
+    trained = out / "trials" / f"{result.best.number:04d}" / "model"
+    if (trained / SUMMARY).exists():
+        print_line(f"its model: {trained}")
     if len(result.schedule) > 1:
         print_line("its settings changed while it trained:")
         _print_schedule(result.schedule)
-        print_line(f"the trained model: {out / 'trials' / f'{result.best.number:04d}' / 'model'}")
         return
     if section.one_shot is not None:
         print_line(f"the best sub-network: {out / MODEL}; to train its ranks alone:")

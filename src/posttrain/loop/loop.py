@@ -130,7 +130,7 @@ class Loop:
         # Here, as it loads torch.
         from posttrain.loop.model_shapes import check_shapes
         from posttrain.train.lora import check_ranks
-        from posttrain.train.pruning import check_trained_shape
+        from posttrain.train.shape import check_trained_shape
 
         source = locate(self.config.model, self.workspace.root)
         check_ranks(source, train)

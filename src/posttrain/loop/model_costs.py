@@ -14,7 +14,7 @@ from posttrain.models.shape import meta_model, read_config
 from posttrain.train.config import TrainConfig
 from posttrain.train.data.encoding import encode
 from posttrain.train.memory.weights import ModelSpec
-from posttrain.train.pruning import trained_config
+from posttrain.train.shape import trained_config
 from posttrain.tune.context import Infeasible
 
 _RECORDS, _REPEATS = 32, 5  # of a measurement of latency
@@ -31,7 +31,7 @@ def shape_costs(folder: Path, train: TrainConfig) -> dict[str, float]:
 
     Returns:
         ``parameters``: weights of the merged model, a tied head counted once; ``adapter_parameters``: those of its LoRA
-        adapter, with method ``lora``; ``model_bytes``: bytes of the tensors that are saved.
+        adapter, with method ``lora``, of gates the most that stay; ``model_bytes``: bytes of the tensors that are saved.
 
     Raises:
         UserError: the model cannot have the shape that the training asks for.
@@ -50,7 +50,8 @@ def shape_costs(folder: Path, train: TrainConfig) -> dict[str, float]:
         ),
     }
     if train.method == "lora":
-        costs["adapter_parameters"] = float(ModelSpec.from_config(config, train).table()["adapter"])
+        share = 1.0 if train.lora.gates is None else train.lora.gates.share
+        costs["adapter_parameters"] = float(math.floor(share * ModelSpec.from_config(config, train).table()["adapter"]))
     return costs
 
 

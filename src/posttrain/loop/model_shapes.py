@@ -11,7 +11,7 @@ from posttrain.loop.tune_config import SHAPE_KEYS, apply_settings
 from posttrain.models.shape import read_config
 from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig
-from posttrain.train.pruning import trained_config
+from posttrain.train.shape import trained_config
 from posttrain.tune.space import Settings, Space
 
 _GRID = 64  # values of one key that are checked, the ends of its range among them

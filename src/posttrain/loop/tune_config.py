@@ -1,7 +1,6 @@
 """The section ``tune`` of a config: what to search over trainings, and how a trained model is measured."""
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
@@ -10,6 +9,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 
 from posttrain.evaluate.config import SuiteConfig
 from posttrain.evaluate.scorers import SCORERS
+from posttrain.store.amounts import BYTES, COUNTS, read_amount
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.section import Section
 from posttrain.train.config import TrainConfig
@@ -48,10 +48,6 @@ MODEL_COSTS = ("parameters", "adapter_parameters", "model_bytes", "latency")
 shape."""
 
 _LEAST = frozenset({LOSS, "perplexity", "invalid_rate", "ece", *COSTS, *MODEL_COSTS})
-
-_UNITS = {"K": 10**3, "M": 10**6, "B": 10**9}
-
-_BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 _BY_LABELS, _BY_TEXT = ("label_likelihood", "exact_match"), ("exact_match", "preference", "perplexity", "token_f1")
 
@@ -112,21 +108,21 @@ class OneShotConfig(Section):
     random: int = Field(2, ge=0, description="Random sub-networks a step, beside the largest and the smallest.")
 
 
-def _read_amount(units: Mapping[str, int], example: str) -> BeforeValidator:
+def _amount_of(units: Mapping[str, int], example: str) -> BeforeValidator:
     """Returns the validator of a number that may have a unit, such as 100M."""
 
     def read(value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", value.strip())
-        if match is None or match[2] not in {"", *units}:
+        amount = read_amount(value, units)
+        if amount is None:
             raise ValueError(f"`{value}` is no amount, such as {example}; units are {', '.join(units)}")
-        return float(match[1]) * units.get(match[2], 1)
+        return amount[0] * units.get(amount[1], 1)
 
     return BeforeValidator(read)
 
 
-_Count = Annotated[float, _read_amount(_UNITS, "100M"), Field(gt=0)]
+_Count = Annotated[float, _amount_of(COUNTS, "100M"), Field(gt=0)]
 
 
 class LimitsConfig(Section):
@@ -134,7 +130,7 @@ class LimitsConfig(Section):
 
     parameters: _Count | None = Field(default=None, description="Weights of the model, such as 100M.")
     adapter_parameters: _Count | None = Field(default=None, description="Weights of its LoRA adapter, such as 500K.")
-    model_bytes: Annotated[float, _read_amount(_BYTES, "200MB"), Field(gt=0)] | None = Field(
+    model_bytes: Annotated[float, _amount_of(BYTES, "200MB"), Field(gt=0)] | None = Field(
         default=None, description="Bytes of its weights as they are saved, such as 200MB."
     )
     latency: float | None = Field(

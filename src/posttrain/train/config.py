@@ -1,6 +1,5 @@
 """The config section ``train``."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -8,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from posttrain.models.precision import ComputePrecision
+from posttrain.store.amounts import BYTES, read_amount
 from posttrain.store.errors import UserError
 from posttrain.store.paths import locate_path
 from posttrain.store.section import Section
@@ -52,9 +52,7 @@ _NOT_RESUMABLE = ("optimizer.name", "optimizer.offload")
 _STAGNATION = ("window", "tolerance", "emphasis", "width")
 """Keys of a curriculum that only ``stagnation`` has, and that are newer than stage keys."""
 
-_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-
-_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*(%|B|[KMG]i?B)")
+_ALLOWANCES = {**BYTES, "%": 1}
 
 
 class PruneConfig(Section):
@@ -98,16 +96,17 @@ class RecomputeConfig(Section):
     @field_validator("budget")
     @classmethod
     def _is_amount(cls, budget: str) -> str:
-        if not _AMOUNT.fullmatch(budget.strip()):
+        amount = read_amount(budget, _ALLOWANCES)
+        if amount is None or not amount[1]:
             raise ValueError("expected an amount with its unit, such as 4GiB or 50%")
         return budget
 
     def allowed(self, whole: int) -> int:
         """The budget in bytes, where all activations together take ``whole``."""
-        amount = _AMOUNT.fullmatch(self.budget.strip())
+        amount = read_amount(self.budget, _ALLOWANCES)
         assert amount is not None, "it was checked"
-        number, unit = float(amount[1]), amount[2]
-        return int(whole * number / 100) if unit == "%" else int(number * _UNITS[unit])
+        number, unit = amount
+        return int(whole * number / 100) if unit == "%" else int(number * BYTES[unit])
 
 
 class TrainConfig(Section):

@@ -14,7 +14,7 @@ from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig
 from posttrain.train.lora_config import LoraConfig
 from posttrain.train.objectives.registry import objective_spec
-from posttrain.train.pruning import trained_config
+from posttrain.train.shape import trained_config
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 

@@ -20,7 +20,7 @@ class SupernetConfig(Section):
 
     @property
     def networks(self) -> int:
-        """Forward and backward passes of a micro-batch."""
+        """Forward and backward passes of a micro-batch, at most."""
         return 2 + self.random if any(len(set(ranks)) > 1 for ranks in self.ranks.values()) else 1
 
 

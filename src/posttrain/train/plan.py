@@ -29,7 +29,7 @@ from posttrain.train.memory.weights import ModelSpec
 from posttrain.train.monitor.meter import DecoderSize, training_flops
 from posttrain.train.objectives.build import objective_class, record_shape
 from posttrain.train.objectives.registry import OBJECTIVES
-from posttrain.train.pruning import trained_config
+from posttrain.train.shape import trained_config
 from posttrain.train.standalone import TrainJobConfig
 from posttrain.train.training_set import ANY_LENGTH, require_fitting
 

@@ -1,4 +1,4 @@
-"""Prunes the initial model of a training, and tells the shape of the model that is trained."""
+"""Prunes the initial model of a training."""
 
 import json
 import logging
@@ -11,41 +11,17 @@ import numpy as np
 from posttrain.models.importance import importance_by_activation
 from posttrain.models.loading import load_config
 from posttrain.models.packing import Unit
-from posttrain.models.pruning import PrunedSize, check_pruning, choose_parts, prune_model
-from posttrain.models.shape import read_config, resized_config
+from posttrain.models.pruning import check_pruning, choose_parts, prune_model
 from posttrain.models.task import TaskConfig
 from posttrain.store.files import disk_errors, make_folder, remove_tree, sync_tree
 from posttrain.store.hashing import digest
-from posttrain.train.config import PruneConfig, TrainConfig
+from posttrain.train.config import TrainConfig
 from posttrain.train.objectives.build import load_model
+from posttrain.train.shape import PRUNE_SECTION, pruned_size
 
 log = logging.getLogger("posttrain")
 
 _REPORT = "pruning.json"
-
-_WHERE, _SHAPE = "train.prune", "train.initialization.shape"
-
-
-def trained_config(config: Any, train: TrainConfig) -> Any:
-    """Returns the transformers config of the model that is trained, given that of the model to start from.
-
-    Raises:
-        UserError: the model cannot have the size that ``train.prune`` or ``train.initialization.shape`` asks for.
-    """
-    if train.initialization.shape.is_set:
-        return resized_config(config, _SHAPE, **train.initialization.shape.model_dump())
-    return check_pruning(config, _size(train.prune), _WHERE) if train.prune.is_set else config
-
-
-def check_trained_shape(source: str, train: TrainConfig) -> None:
-    """Raises a UserError if a model cannot be trained in the shape that the config asks for; its config alone is read.
-
-    Args:
-        source: the model, as ``posttrain.models.sources.locate`` names it.
-        train: settings of the training.
-    """
-    if train.changes_shape:
-        trained_config(read_config(source), train)
 
 
 def pruned_base(
@@ -66,8 +42,8 @@ def pruned_base(
     Raises:
         UserError: the model cannot be pruned to this size.
     """
-    size, described = _size(config.prune), load_config(str(source))
-    if check_pruning(described, size, _WHERE).to_dict() == described.to_dict():
+    size, described = pruned_size(config.prune), load_config(str(source))
+    if check_pruning(described, size, PRUNE_SECTION).to_dict() == described.to_dict():
         return source
     # By its settings: a training that is resumed with others must not go on with this model unnoticed.
     folder = scratch / f"pruned-{digest(config.prune.model_dump(mode='json'))[:12]}"
@@ -120,7 +96,3 @@ def pruning_report(folder: Path) -> dict[str, Any] | None:
     """
     file = folder / _REPORT
     return json.loads(file.read_bytes()) if file.exists() else None
-
-
-def _size(prune: PruneConfig) -> PrunedSize:
-    return PrunedSize(prune.layers, prune.heads, prune.inner)

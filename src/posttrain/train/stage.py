@@ -29,8 +29,9 @@ from posttrain.train.monitor.metrics import STEPS, Sink, StepValues, finite, mea
 from posttrain.train.objectives.base import ObjectiveInputs
 from posttrain.train.objectives.build import build_objective, load_model
 from posttrain.train.optim.config import SurgeryConfig
-from posttrain.train.pruning import check_trained_shape, pruned_base, pruning_report
+from posttrain.train.pruning import pruned_base, pruning_report
 from posttrain.train.rank_gates import cut_adapter, gate_ranks
+from posttrain.train.shape import check_trained_shape
 from posttrain.train.trainer import Trainer
 from posttrain.train.training_set import read_training_set
 

@@ -201,8 +201,8 @@ def _train(
     from posttrain.train.lora import check_ranks, set_base_model
     from posttrain.train.monitor.sinks import open_sinks
     from posttrain.train.objectives.build import record_shape
-    from posttrain.train.pruning import check_trained_shape
     from posttrain.train.recovery import read_recovery_log
+    from posttrain.train.shape import check_trained_shape
     from posttrain.train.stage import train
     from posttrain.train.training_set import read_training_set
 
