@@ -31,7 +31,7 @@ def shape_costs(folder: Path, train: TrainConfig) -> dict[str, float]:
 
     Returns:
         ``parameters``: weights of the merged model, a tied head counted once; ``adapter_parameters``: those of its LoRA
-        adapter, with method ``lora``, of gates the most that stay; ``model_bytes``: bytes of the tensors that are saved.
+        adapter, with method ``lora``, and with gates the most that stay; ``model_bytes``: bytes of the saved tensors.
 
     Raises:
         UserError: the model cannot have the shape that the training asks for.
