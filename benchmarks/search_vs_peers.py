@@ -272,6 +272,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("searches.jsonl"))
     parser.add_argument("--pictures", type=Path, help="folder of the pictures")
     options = parser.parse_args()
+    if options.pictures:
+        options.pictures.mkdir(parents=True, exist_ok=True)
     peers = {"SMAC3": options.smac, "syne-tune": options.syne_tune}
     for name in options.problems:
         lines = run_all(name, options.seeds, {key: python for key, python in peers.items() if python}, options.out)

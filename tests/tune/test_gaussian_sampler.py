@@ -10,9 +10,11 @@ import pytest
 from posttrain.store.errors import UserError
 from posttrain.testing.samplers import MakeSampler, SamplerContract
 from posttrain.tune.budget import Budget
+from posttrain.tune.losses import newest_and_best, standardize, to_normal
 from posttrain.tune.parameters import Choice, Float, Int
+from posttrain.tune.samplers import gaussian
 from posttrain.tune.samplers.base import SearchContext
-from posttrain.tune.samplers.gaussian import GaussianProcessSampler, newest_and_best, standardize
+from posttrain.tune.samplers.gaussian import GaussianProcessSampler
 from posttrain.tune.samplers.registry import make_sampler
 from posttrain.tune.space import Space
 from posttrain.tune.trial import Trial, TrialState
@@ -39,8 +41,9 @@ def search(acquisition: str, loss: Callable[[float], float], count: int, seed: i
     sampler = GaussianProcessSampler(LINE, seed, startup=4, acquisition=acquisition)
     trials: list[Trial] = []
     for number in range(count):
-        x = sampler.propose(number, trials).drawn["x"]
-        trials.append(trial(number, x, loss(x), seconds=1.0))
+        proposal = sampler.propose(number, trials)
+        x = proposal.drawn["x"]
+        trials.append(trial(number, x, loss(x), seconds=1.0, notes=proposal.notes))
     return trials
 
 
@@ -63,7 +66,8 @@ def test_cost_moves_the_search_to_cheap_points() -> None:
             points.append(sampler.propose(8, trials).drawn["x"])
         sides[acquisition] = float(np.mean(np.array(points) < 0.5))
     assert sides["ei_per_second"] == 1
-    assert sides["ei_cooled"] == sides["log_ei"]
+    assert 0 < sides["ei_cooled"] < 1
+    assert 0 < sides["log_ei"] < 1
 
 
 def test_the_exponent_follows_the_budget() -> None:
@@ -103,9 +107,10 @@ def test_a_grid_is_searched_without_a_point_twice() -> None:
     space = Space({"x": Int(0, 3), "kind": Choice(["a", "b"])})
     sampler, trials = GaussianProcessSampler(space, 2, startup=3), list[Trial]()
     for number in range(10):
-        drawn = sampler.propose(number, trials).drawn
+        proposal = sampler.propose(number, trials)
+        drawn = proposal.drawn
         value = float(drawn["x"]) + (drawn["kind"] == "a")
-        trials.append(Trial(number, drawn, drawn, TrialState.FINISHED, value=value))
+        trials.append(Trial(number, drawn, drawn, TrialState.FINISHED, value=value, notes=proposal.notes))
     points = [tuple(entry.drawn.items()) for entry in trials]
     assert len(set(points[:8])) == 8  # all that there are; then some come again
     assert set(points[8:]) <= set(points[:8])
@@ -115,6 +120,46 @@ def test_diverged_trainings_do_not_hide_differences() -> None:
     values, _ = standardize([0.1, 0.2, 0.3, 0.4, 0.5, 1e9])
     assert values.max() < 3
     assert len(set(values[:5])) == 5
+
+
+def test_losses_become_normal_in_the_same_order() -> None:
+    """The power is the likeliest of a dense grid, by the definition of Yeo and Johnson."""
+    generator = np.random.default_rng(3)
+    values, _ = standardize(generator.gamma(3.0, size=40).tolist())
+
+    def transform(power: float) -> np.ndarray:
+        up, down = np.maximum(values, 0), np.maximum(-values, 0)
+        return ((up + 1) ** power - 1) / power - ((down + 1) ** (2 - power) - 1) / (2 - power)
+
+    def likelihood(power: float) -> float:
+        jacobian = (power - 1) * (np.sign(values) * np.log1p(np.abs(values))).sum()
+        return float(jacobian - len(values) / 2 * np.log(transform(power).var()))
+
+    expected = transform(max(np.arange(0.0005, 2, 0.001), key=likelihood))
+    result = to_normal(values)
+    np.testing.assert_allclose(result, (expected - expected.mean()) / expected.std(), atol=1e-3)
+    assert np.array_equal(np.argsort(result), np.argsort(values))
+
+
+@pytest.mark.parametrize("losses", [[0.0] * 9, [1.0, 2.0, 3.0], [0.0] * 8 + [1e-12], [*range(20), 1e300]])
+def test_odd_losses_stay_finite_and_in_order(losses: list[float]) -> None:
+    result = to_normal(standardize(losses)[0])
+    assert np.isfinite(result).all()
+    assert (np.diff(result) >= 0).all()
+
+
+def test_once_the_best_stalls_the_search_goes_on_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The basin at 0.2 has been searched to its floor; that at 0.85, hardly worse, has not."""
+    points = [*np.linspace(0, 1, 11), *(0.2 + 0.001 * (at - 6) for at in range(13))]
+    trials = [trial(at, x, min((x - 0.2) ** 2, 0.01 + (x - 0.85) ** 2)) for at, x in enumerate(points)]
+
+    def share_elsewhere() -> float:
+        samplers = [GaussianProcessSampler(LINE, seed, startup=4) for seed in range(20)]
+        return float(np.mean([sampler.propose(24, trials).drawn["x"] > 0.5 for sampler in samplers]))
+
+    assert share_elsewhere() > 0.5
+    monkeypatch.setattr(gaussian, "_STALLED", 24)
+    assert share_elsewhere() == 0
 
 
 def test_of_many_trials_the_best_and_the_newest_are_kept() -> None:

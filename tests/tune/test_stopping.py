@@ -71,7 +71,8 @@ def test_a_new_best_goes_on() -> None:
 def test_the_bound_is_that_of_the_formula() -> None:
     """Over a dense grid, from the same process: a threshold just above the bound ends the study, one below does not."""
     from posttrain.tune.acquisition import confidence_weight
-    from posttrain.tune.samplers.gaussian import GaussianProcessSampler, standardize
+    from posttrain.tune.losses import standardize
+    from posttrain.tune.samplers.gaussian import GaussianProcessSampler
 
     points = [0.0, 0.31, *np.linspace(0.05, 1, 12)]
     trials = [
@@ -79,7 +80,7 @@ def test_the_bound_is_that_of_the_formula() -> None:
     ]
     losses = {trial.number: trial.value or 0.0 for trial in trials}
     generator = np.random.default_rng([0, len(trials)])
-    predictor, _ = GaussianProcessSampler(LINE, 0).fit(trials, losses, generator)
+    predictor, _ = GaussianProcessSampler(LINE, 0, transform=False).fit(trials, losses, generator)
     scale = standardize(list(losses.values()))[1][1]
     width = np.sqrt(confidence_weight(len(trials), 1))
     mean, deviation = predictor.predict(np.linspace(0, 1, 20_001)[:, None])

@@ -18,6 +18,8 @@ _LEAST_NOISE, _MOST_NOISE = 1e-6, 1.0
 
 _LENGTHS = (0.05, 20.0)  # bounds of the length scales
 
+_MEDIAN_LENGTH, _LENGTH_SPREAD = 0.33, 0.6  # of the prior: in one dimension, and the deviation of the logarithm
+
 _NOISE_PRIOR = (-8.0, 2.0)  # mean and deviation of the logarithm: little noise, unless the values show it
 
 _SHORT = 0.3  # where a second search begins: from long lengths the likelihood takes waves for noise
@@ -105,8 +107,9 @@ def fit_matern(
 ) -> GaussianProcess:
     """Returns the process with Matérn's kernel whose hyperparameters are likeliest after the values.
 
-    The length scales have the log-normal prior of Hvarfner et al. 2024 (arXiv:2402.02229), which grows with the square
-    root of the dimensions: with few trials the process is smooth, not flat between the points.
+    The length scales have a log-normal prior whose median grows with the square root of the dimensions, as that of
+    Hvarfner et al. 2024 (arXiv:2402.02229), so that with few trials the process is not flat between the points. It is
+    narrower and shorter than theirs, which takes waves for noise where trials are few (BENCHMARKS.md).
 
     Args:
         points: float64 [n, d].
@@ -117,8 +120,8 @@ def fit_matern(
     from scipy.optimize import minimize
 
     dimensions = points.shape[1]
-    center = np.full(dimensions, math.sqrt(2) + math.log(dimensions) / 2)
-    spread = np.full(dimensions, math.sqrt(3))
+    center = np.full(dimensions, math.log(_MEDIAN_LENGTH) + math.log(dimensions) / 2)
+    spread = np.full(dimensions, _LENGTH_SPREAD)
     bounds = [tuple(map(math.log, _LENGTHS))] * dimensions
     if noise is None:
         center, spread = np.append(center, _NOISE_PRIOR[0]), np.append(spread, _NOISE_PRIOR[1])

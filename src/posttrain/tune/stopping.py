@@ -11,7 +11,8 @@ from posttrain.store.files import write_atomically
 from posttrain.tune.acquisition import confidence_weight, upper_confidence_bound
 from posttrain.tune.budget import Budget, Gain
 from posttrain.tune.gaussian_process import encode_all
-from posttrain.tune.samplers.gaussian import GaussianProcessSampler, newest_and_best, standardize
+from posttrain.tune.losses import newest_and_best, standardize
+from posttrain.tune.samplers.gaussian import GaussianProcessSampler
 from posttrain.tune.space import Space
 from posttrain.tune.trial import Trial
 
@@ -62,7 +63,7 @@ class GainRule:
         folder: Path | None = None,
     ) -> None:
         self._space, self._gain, self._maximize, self._seed = space, gain, maximize, seed
-        self._model = GaussianProcessSampler(space, seed, maximize)
+        self._model = GaussianProcessSampler(space, seed, maximize, transform=False)  # a gain is a difference
         self._settings = {"budget": repr(budget), "gain": gain.text}
         self._file = None if folder is None else folder / STOP_FILE
         self._least = max(_LEAST, _PER_PARAMETER * len(space.parameters))

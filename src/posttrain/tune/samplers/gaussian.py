@@ -16,15 +16,17 @@ from posttrain.tune.acquisition import (
     upper_confidence_bound,
 )
 from posttrain.tune.gaussian_process import GaussianProcess, draw_near, encode_all, fit_matern
-from posttrain.tune.importance import comparable_values, worst_shown
+from posttrain.tune.importance import comparable_values
+from posttrain.tune.losses import MAX_ROWS, newest_and_best, standardize, to_normal
 from posttrain.tune.parts import check_ranges
 from posttrain.tune.samplers.base import Directions, Proposal, Sampler
+from posttrain.tune.samplers.unit_cube import QuasiRandomSampler
 from posttrain.tune.space import Settings, Space
 from posttrain.tune.trial import Trial, TrialState
 
-_MAX_ROWS = 200  # of trials that the process sees: half of them the best, half the newest; its time grows with the cube
-
 _CANDIDATES, _STARTS, _NEIGHBOURS = 1_000, 4, 60  # of the search for the greatest acquisition
+
+_DRAWS = 60  # at random, until one is a point that was not tried
 
 _RADII = (0.1, 0.03, 0.01, 0.003)  # of that search, as shares of the ranges
 
@@ -32,7 +34,9 @@ _CHANGED = 0.1  # probability with which the search draws a choice anew
 
 _STALLED, _LEAST_GAIN = 10, 0.01  # trials in which the best fell by less than this share of the deviation of all
 
-_EXPLORED = 0.2  # share of points that are then drawn at random
+_RANDOM, _ELSEWHERE = 0.2, 0.6  # shares of points that are then drawn at random, and searched away from the best
+
+_NEAR = 0.3  # correlation with the best above which a point counts as near it
 
 _EXACT = 1e-6  # share of noise where equal settings have equal values
 
@@ -48,6 +52,9 @@ class Predictor(Protocol):
 
     def predict(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns means and standard deviations, float64 [m] each, at float64 [m, d]."""
+
+    def correlation(self, points: np.ndarray, center: np.ndarray) -> np.ndarray:
+        """Returns the correlations of the losses at float64 [m, d] with that at float64 [d], float64 [m]."""
 
 
 @dataclass(frozen=True)
@@ -73,16 +80,23 @@ class Regression:
         deviation = math.sqrt(max(self.process.variance(self.values), 0.0)) * known.deviation(points)
         return self.process.mean(self.values, points), deviation
 
+    def correlation(self, points: np.ndarray, center: np.ndarray) -> np.ndarray:
+        """Returns the correlations of the losses at float64 [m, d] with that at float64 [d], float64 [m]."""
+        return self.process.kernel.between(points, center[None])[:, 0]
+
 
 class GaussianProcessSampler(Sampler):
     """Proposes the settings with the greatest acquisition, after some quasi-random ones.
 
     Values are those of finished trials, or at the greatest step that enough have reported; of diverged trainings they
-    are cut, as these would hide all other differences. Where trials have failed, improvements count by the probability
+    are cut, as these would hide all other differences. They are transformed to be nearer to a normal distribution, as
+    in HEBO (Cowen-Rivers et al. 2020, arXiv:2012.03826, section 4.1): otherwise the many poor settings decide how the
+    process sees the few good ones. Where trials have failed, improvements count by the probability
     that a trial does not, which a second process learns from failures and successes (Gardner et al. 2014).
     Conditional parameters that do not exist are in the middle of their range. Once the best has hardly improved for ten
-    trials, each fifth point is drawn at random, on average: a process that has seen a few poor values of a choice would
-    else never try it again.
+    trials, most points are those with the greatest improvement of the best that lies elsewhere, which would otherwise
+    wait until nothing at all is to be gained near the best; and each fifth, on average, is drawn at random: a process
+    that has seen a few poor values of a choice would never try it again.
 
     Args:
         startup: trials without a model.
@@ -90,6 +104,7 @@ class GaussianProcessSampler(Sampler):
         acquisition: ``log_ei``, ``ei``, ``pi`` or ``ucb``; ``ei_per_second`` divides the expected improvement by the
             predicted cost (Snoek et al. 2012, arXiv:1206.2944, section 3.2), ``ei_cooled`` by a power of it that falls
             to 0 as the budget is used (Lee et al. 2020, arXiv:2003.10870). The cost of a trial is its seconds a step.
+        transform: whether losses are transformed; without it `fit` predicts differences of losses.
 
     Raises:
         UserError: an option is out of its range.
@@ -103,6 +118,7 @@ class GaussianProcessSampler(Sampler):
         startup: int = 10,
         noise: bool = True,
         acquisition: str = _LOG_EI,
+        transform: bool = True,
     ) -> None:
         super().__init__(space, seed, maximize)
         check_ranges("sampler", {"startup": (startup, startup >= 1, "at least 1")})
@@ -110,18 +126,30 @@ class GaussianProcessSampler(Sampler):
             fix = suggest(acquisition, _ACQUISITIONS)
             raise UserError(f"there is no acquisition `{acquisition}`", where="sampler.acquisition", fix=fix)
         self._startup, self._noise, self._acquisition = int(startup), noise, acquisition
+        self._transform = transform
+        self._initial = QuasiRandomSampler(space, seed, maximize)
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal:
         generator = self.generator(number)
         losses = self.comparable_losses(trials)
         if len(losses) < self._startup:
-            return Proposal(self._cover(trials, generator))
-        if _has_stalled(losses) and generator.random() < _EXPLORED:
-            return Proposal(self.space.draw(generator))
+            return self._initial.propose(number, trials)
+        chance = generator.random() if self._has_stalled(losses) else 1.0
+        if chance < _RANDOM:
+            return Proposal(self._draw_new(trials, generator))
         predictor, best = self.fit(trials, losses, generator)
+        starts = [trials[number].drawn for number in sorted(losses, key=lambda number: (losses[number], number))]
+        center = None
+        if chance < _RANDOM + _ELSEWHERE:
+            points = encode_all(self.space, starts)
+            far = predictor.correlation(points, points[0]) < _NEAR
+            if far.any():
+                center, best = points[0], float(predictor.predict(points[far])[0].min())
+                starts = [start for start, is_far in zip(starts, far, strict=True) if is_far]
         score = self._score(predictor, best, trials, generator)
-        starts = [trials[at].drawn for at in sorted(losses, key=lambda at: (losses[at], at))[:_STARTS]]
-        return Proposal(self.search(score, starts, generator, [trial.drawn for trial in trials]))
+        if center is not None:
+            score = _only_far(score, predictor, center)
+        return Proposal(self.search(score, starts[:_STARTS], generator, [trial.drawn for trial in trials]))
 
     def fit(
         self, trials: Sequence[Trial], losses: dict[int, float], generator: np.random.Generator
@@ -134,7 +162,7 @@ class GaussianProcessSampler(Sampler):
             generator: source of random numbers.
         """
         numbers = newest_and_best(losses)
-        values, _ = standardize([losses[number] for number in numbers])
+        values = self.standardize([losses[number] for number in numbers])
         points = encode_all(self.space, (trials[number].drawn for number in numbers))
         pending = [trial.drawn for trial in trials if not trial.ended and trial.number not in losses]
         process = fit_matern(points, values, generator, None if self._noise else _EXACT)
@@ -147,21 +175,28 @@ class GaussianProcessSampler(Sampler):
         # Another space's settings may be among those of a study that was migrated.
         return {number: sign * value for number, value in values.items() if self._fits(trials[number].drawn)}
 
+    def _has_stalled(self, losses: dict[int, float]) -> bool:
+        """Returns whether the newest trials have hardly improved the best."""
+        if len(losses) <= _STALLED:
+            return False
+        values = self.standardize([losses[number] for number in sorted(losses)])
+        return float(values[:-_STALLED].min() - values.min()) < _LEAST_GAIN
+
+    def _draw_new(self, trials: Sequence[Trial], generator: np.random.Generator) -> Settings:
+        """Draws a point that was not tried, unless hardly any is left."""
+        tried = {_key(trial.drawn) for trial in trials}
+        draws = (self.space.draw(generator) for _ in range(_DRAWS))
+        return next((drawn for drawn in draws if _key(drawn) not in tried), None) or self.space.draw(generator)
+
+    def standardize(self, losses: Sequence[float]) -> np.ndarray:
+        """Returns losses as a process is fitted to them, float64 [n] of mean 0 and deviation 1."""
+        values, _ = standardize(losses)
+        return to_normal(values) if self._transform else values
+
     def _fits(self, drawn: Settings) -> bool:
         return all(
             name in self.space.parameters and value in self.space.parameters[name] for name, value in drawn.items()
         )
-
-    def _cover(self, trials: Sequence[Trial], generator: np.random.Generator) -> Settings:
-        """Draws a point far from those that were tried, of several random ones."""
-        if not trials:
-            return self.space.draw(generator)
-        tried = encode_all(self.space, (trial.drawn for trial in trials if self._fits(trial.drawn)))
-        candidates = [self.space.draw(generator) for _ in range(_NEIGHBOURS)]
-        if not len(tried):
-            return candidates[0]
-        squares = ((encode_all(self.space, candidates)[:, None] - tried[None]) ** 2).sum(-1)
-        return candidates[int(np.argmax(squares.min(1)))]
 
     def _score(
         self, predictor: Predictor, best: float, trials: Sequence[Trial], generator: np.random.Generator
@@ -190,7 +225,7 @@ class GaussianProcessSampler(Sampler):
 
     def _success_model(self, trials: Sequence[Trial], generator: np.random.Generator) -> Regression | None:
         """Returns the regression of 1 for success and -1 for failure; None where no trial has failed, or all have."""
-        ended = [trial for trial in trials if trial.ended and self._fits(trial.drawn)][-_MAX_ROWS:]
+        ended = [trial for trial in trials if trial.ended and self._fits(trial.drawn)][-MAX_ROWS:]
         labels = np.array([-1.0 if trial.state is TrialState.FAILED else 1.0 for trial in ended])
         if len(np.unique(labels)) < 2:
             return None
@@ -209,7 +244,7 @@ class GaussianProcessSampler(Sampler):
         exponent = 1.0
         if self._acquisition == "ei_cooled":
             exponent = cost_exponent(self.spent_share(trials), self.spent_share(first))
-        rows = known[-_MAX_ROWS:]
+        rows = known[-MAX_ROWS:]
         logs = np.array([math.log(trial.seconds / max(1, trial.step)) for trial in rows])
         center = float(logs.mean())
         model = Regression(
@@ -259,13 +294,11 @@ class GaussianProcessSampler(Sampler):
         return [*draw_near(self.space, drawn, _NEIGHBOURS, radius, generator, _CHANGED)]
 
 
-def _has_stalled(losses: dict[int, float]) -> bool:
-    """Returns whether the newest trials have hardly improved the best."""
-    if len(losses) <= _STALLED:
-        return False
-    # Standardised, as diverged trainings would make any gain look small.
-    values, _ = standardize([losses[number] for number in sorted(losses)])
-    return float(values[:-_STALLED].min() - values.min()) < _LEAST_GAIN
+def _only_far(
+    score: Callable[[np.ndarray], np.ndarray], predictor: Predictor, center: np.ndarray
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns the score without points near a center, float64 [d]."""
+    return lambda points: np.where(predictor.correlation(points, center) < _NEAR, score(points), -np.inf)
 
 
 def _key(drawn: Settings) -> tuple[tuple[str, Any], ...]:
@@ -313,23 +346,3 @@ def gaussian_process(
         )
 
     return OptunaSampler(space, seed, maximize, make)
-
-
-def standardize(losses: Sequence[float]) -> tuple[np.ndarray, tuple[float, float]]:
-    """Returns losses of mean 0 and deviation 1, float64 [n], and the mean and the deviation that they had.
-
-    Losses that lie so far off that they would hide all differences count as the worst of the others.
-    """
-    values = np.array(losses, np.float64)
-    values = np.minimum(values, worst_shown(values))
-    mean, deviation = float(values.mean()), float(values.std())
-    return (values - mean) / (deviation or 1.0), (mean, deviation or 1.0)
-
-
-def newest_and_best(losses: dict[int, float]) -> list[int]:
-    """Returns the trials that a process is fitted to: all, or of too many the best and the newest."""
-    if len(losses) <= _MAX_ROWS:
-        return sorted(losses)
-    best = sorted(losses, key=lambda number: (losses[number], number))[: _MAX_ROWS // 2]
-    newest = [number for number in sorted(losses, reverse=True) if number not in best][: _MAX_ROWS - len(best)]
-    return sorted([*best, *newest])

@@ -6,14 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from posttrain.tune.gaussian_process import encode_all, fit_matern
+from posttrain.tune.losses import newest_and_best
 from posttrain.tune.samplers.base import SearchContext
-from posttrain.tune.samplers.gaussian import (
-    GaussianProcessSampler,
-    Predictor,
-    Regression,
-    newest_and_best,
-    standardize,
-)
+from posttrain.tune.samplers.gaussian import GaussianProcessSampler, Predictor, Regression
 from posttrain.tune.transfer.warm_start import carry_over
 from posttrain.tune.trial import Trial
 
@@ -43,6 +38,10 @@ class Ensemble:
         deviation: np.ndarray = np.sqrt(np.sum([(weight * each) ** 2 for weight, _, each in used], axis=0))
         return mean, deviation
 
+    def correlation(self, points: np.ndarray, center: np.ndarray) -> np.ndarray:
+        """Returns the correlations of the target's losses at float64 [m, d] with that at float64 [d], float64 [m]."""
+        return self.models[-1].correlation(points, center)
+
 
 class RgpeSampler(GaussianProcessSampler):
     """Proposes as ``gp`` does, by an ensemble of a process for each source study and one for the study itself.
@@ -67,7 +66,7 @@ class RgpeSampler(GaussianProcessSampler):
             points = {number: point for number, point in drawn.items() if point is not None}
             if len(points) < _LEAST:
                 continue
-            values, _ = standardize([losses[number] for number in points])
+            values = self.standardize([losses[number] for number in points])
             # Of its own generator, as sources are the same for each trial.
             generator = np.random.default_rng(self.seed)
             process = fit_matern(encode_all(self.space, points.values()), values, generator)
