@@ -35,8 +35,9 @@ def to_normal(values: np.ndarray) -> np.ndarray:
     if len(np.unique(values)) < _LEAST_TRANSFORMED:
         return values
     power = min(max(float(yeojohnson_normmax(values)), 0.0), 2.0)
-    transformed: np.ndarray = yeojohnson(values, power)
-    return (transformed - transformed.mean()) / transformed.std()
+    transformed = yeojohnson(values, power)
+    normal: np.ndarray = (transformed - transformed.mean()) / transformed.std()
+    return normal
 
 
 def newest_and_best(losses: dict[int, float]) -> list[int]:
