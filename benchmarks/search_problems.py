@@ -4,6 +4,7 @@ Nothing beyond the standard library is imported: the peers read this file in env
 """
 
 import csv
+import itertools
 import math
 import random
 import statistics
@@ -142,6 +143,19 @@ def hartmann(point: Mapping[str, Any]) -> list[float]:
     return [total]
 
 
+def levy(point: Mapping[str, Any]) -> list[float]:
+    """Levy's function of four variables, with many local minima; it is 0 where all are 1."""
+    scaled = [1 + (point[f"x{number}"] - 1) / 4 for number in range(4)]
+    total = math.sin(math.pi * scaled[0]) ** 2 + (scaled[-1] - 1) ** 2 * (1 + math.sin(2 * math.pi * scaled[-1]) ** 2)
+    return [total + sum((w - 1) ** 2 * (1 + 10 * math.sin(math.pi * w + 1) ** 2) for w in scaled[:-1])]
+
+
+def rosenbrock(point: Mapping[str, Any]) -> list[float]:
+    """Rosenbrock's function of four variables, a curved valley; it is 0 where all are 1."""
+    values = [point[f"x{number}"] for number in range(4)]
+    return [sum(100 * (after - x**2) ** 2 + (1 - x) ** 2 for x, after in itertools.pairwise(values))]
+
+
 def conditional(point: Mapping[str, Any]) -> list[float]:
     """A function whose variables depend on a choice; it is 0 at b, (0.7, 0.2, 0.5)."""
     if point["kind"] == "a":
@@ -193,6 +207,10 @@ def problem(name: str) -> Problem:
         return Problem(name, {"x": Parameter(-5, 10), "y": Parameter(0, 15)}, branin, 0.397887, trials=200)
     if name == "hartmann":
         return Problem(name, {f"x{n}": Parameter() for n in range(6)}, hartmann, -3.32237, trials=200)
+    if name == "levy":
+        return Problem(name, {f"x{n}": Parameter(-10, 10) for n in range(4)}, levy, 0.0, trials=200)
+    if name == "rosenbrock":
+        return Problem(name, {f"x{n}": Parameter(-2, 2) for n in range(4)}, rosenbrock, 0.0, trials=200)
     if name == "conditional":
         parents = {"a0": "a", "b0": "b", "b1": "b", "b2": "b", "c0": "c", "c1": "c"}
         kind = Parameter(kind="choice", values=("a", "b", "c"))

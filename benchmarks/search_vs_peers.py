@@ -1,7 +1,7 @@
 """Compares searches by the compute that they need to reach a target, ours and the peers' on the same problems.
 
     python benchmarks/search_vs_peers.py --smac OTHER/bin/python --syne-tune THIRD/bin/python
-        [--problems branin hartmann conditional "round 3"] [--seeds 20] [--out FILE] [--pictures DIR]
+        [--problems branin hartmann conditional "round 3" levy rosenbrock] [--seeds 20] [--out FILE] [--pictures DIR]
 
 SMAC3 and syne-tune have virtual environments of their own (``pip install smac==2.4.1``, ``pip install
 "syne-tune[gpsearchers]==0.16.0"``); Optuna is a dependency of ours. Problems are functions (`search_problems.py`), and
@@ -44,7 +44,7 @@ from posttrain.web.charts.chart import SERIES, Chart, series_colour, ticks, valu
 
 HERE = Path(__file__).parent
 
-PROBLEMS = ("branin", "hartmann", "conditional", "round 3")
+PROBLEMS = ("branin", "hartmann", "conditional", "round 3", "levy", "rosenbrock")
 
 EARLIER = 30
 

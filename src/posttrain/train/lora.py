@@ -2,6 +2,8 @@
 
 import json
 import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +132,17 @@ def factor_module(name: str) -> str:
 
 
 @torch.no_grad()
+@contextmanager
+def restored(weights: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Gives weights, at the end of a ``with`` block, the values back that they had at its beginning."""
+    kept = [weight.clone() for weight in weights]
+    try:
+        yield
+    finally:
+        for weight, values in zip(weights, kept, strict=True):
+            weight.copy_(values)
+
+
 def merge_adapter(adapted: LanguageModel, adapter: Path, dtype: str = "bfloat16") -> LanguageModel:
     """Saves the adapter to a folder, and merges it into the base weights.
 

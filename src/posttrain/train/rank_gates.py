@@ -12,7 +12,7 @@ from torch import Tensor
 
 from posttrain.models.language_model import LanguageModel
 from posttrain.store.errors import UserError
-from posttrain.train.lora import add_adapter, factor_module
+from posttrain.train.lora import add_adapter, factor_module, restored
 from posttrain.train.lora_config import LoraConfig
 from posttrain.train.optim.master_weights import MasterWeights
 from posttrain.train.optim.optimizers import OptimizerState
@@ -214,14 +214,10 @@ class RankGates:
     def _multiplied(self, gates: Tensor) -> Iterator[None]:
         # `.data`, as weights are not to change for autograd, which is done with them at both ends of the block.
         factors = [self._masters.weights[module.index].data for module in self._modules]
-        kept = [factor.clone() for factor in factors]
-        for module, factor in zip(self._modules, factors, strict=True):
-            factor.mul_(_along_columns(gates[module.components], factor))
-        try:
+        with restored(factors):
+            for module, factor in zip(self._modules, factors, strict=True):
+                factor.mul_(_along_columns(gates[module.components], factor))
             yield
-        finally:
-            for factor, values in zip(factors, kept, strict=True):
-                factor.copy_(values)
 
 
 def cut_adapter(lm: LanguageModel, gates: Mapping[str, Tensor], config: LoraConfig) -> LanguageModel:

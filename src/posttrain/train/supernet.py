@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from posttrain.models.language_model import LanguageModel
-from posttrain.train.lora import ADAPTER_WEIGHTS, add_adapter, factor_module
+from posttrain.train.lora import ADAPTER_WEIGHTS, add_adapter, factor_module, restored
 from posttrain.train.lora_config import LoraConfig
 from posttrain.train.objectives.loss import Loss, merge_metrics
 
@@ -78,14 +78,10 @@ class Supernet:
             weight.data.narrow(dimension, ranks[pattern], weight.shape[dimension] - ranks[pattern])
             for pattern, dimension, weight in self._factors
         ]
-        kept = [part.clone() for part in unused]
-        for part in unused:
-            part.zero_()
-        try:
+        with restored(unused):
+            for part in unused:
+                part.zero_()
             yield
-        finally:
-            for part, values in zip(unused, kept, strict=True):
-                part.copy_(values)
 
     def backward(self, step: int, backward: Callable[[float], Loss], divisor: float) -> Loss:
         """Runs the backward passes of a step's sub-networks (the sandwich rule, arXiv:1903.05134, section 3.3).
