@@ -162,6 +162,10 @@ def test_a_study_of_shapes_from_scratch(deep_model: Path, tmp_path: Path) -> Non
             {"tune": {"space": {"train.prune.layers": [1, 3]}, "held_out": "20%", "budget": "2 trials"}},
             "tune.space: 3 cannot be kept, as with train.prune.layers = 3; the model has 2",
         ),
+        (
+            {"train": {"prune": {"layers": 1}}, "merge": {"models": ["champion"]}},
+            "merge.models: a candidate of another size has no weights that an earlier model's could be merged with",
+        ),
     ],
 )
 def test_a_loop_names_impossible_shapes_before_any_round(

@@ -124,6 +124,9 @@ class Loop:
         if searched and train.start == "champion":
             what = "the champion may be smaller than a size that is searched"
             raise UserError(what, where="tune.space", fix="set train.start: base, or search no sizes")
+        if (searched or train.changes_shape) and self.config.merge.models:
+            what = "a candidate of another size has no weights that an earlier model's could be merged with"
+            raise UserError(what, where="merge.models", fix="leave it empty, or train the base model's size")
         has_ranks = bool(train.lora.ranks) or train.lora.gates is not None
         if not (searched or train.changes_shape or has_ranks):
             return
