@@ -194,13 +194,14 @@ def run_all(name: str, seeds: int, peers: dict[str, str], out: Path) -> list[dic
             if (search, seed) not in done:
                 note(search, seed, run(subject, seed))
     for prefix, python in peers.items():
-        if not any(search.startswith(prefix) for search, _ in done):
-            script = f"search_{prefix.replace('-', '').replace('3', '').lower()}.py"
-            command = [python, str(HERE / "peers" / script), name, str(seeds)]
-            environment = os.environ | {"PYTHONPATH": str(HERE)}
-            output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
-            for line in map(json.loads, output.splitlines()):
-                note(line["search"], line["seed"], line["trials"])
+        script = f"search_{prefix.replace('-', '').replace('3', '').lower()}.py"
+        environment = os.environ | {"PYTHONPATH": str(HERE)}
+        for seed in range(seeds):
+            if not any(search.startswith(prefix) and done_seed == seed for search, done_seed in done):
+                command = [python, str(HERE / "peers" / script), name, str(seed)]
+                output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
+                for line in map(json.loads, output.splitlines()):
+                    note(line["search"], seed, line["trials"])
     return lines
 
 

@@ -1,6 +1,6 @@
-"""Runs SMAC3 on a problem, and prints for each seed the compute until the target, in whole trials.
+"""Runs SMAC3 on a problem with a seed, and prints the compute until the target, in whole trials.
 
-    search_smac.py PROBLEM SEEDS
+    search_smac.py PROBLEM SEED
 
 ``search_problems`` is found by ``PYTHONPATH``. A training that was
 stopped and goes on costs what it had not yet trained, as ours does.
@@ -72,14 +72,11 @@ def run(problem, facade, seed, output):
 
 
 def main():
-    problem, seeds = search_problems.problem(sys.argv[1]), int(sys.argv[2])
+    problem, seed = search_problems.problem(sys.argv[1]), int(sys.argv[2])
     contenders = FACADES if problem.parts == 1 else {"SMAC3 Hyperband": MultiFidelityFacade}
     for name, facade in contenders.items():
-        for seed in range(seeds):
-            with tempfile.TemporaryDirectory() as output:
-                print(
-                    json.dumps({"search": name, "seed": seed, "trials": run(problem, facade, seed, output)}), flush=True
-                )
+        with tempfile.TemporaryDirectory() as output:
+            print(json.dumps({"search": name, "trials": run(problem, facade, seed, output)}), flush=True)
 
 
 main()

@@ -1,6 +1,6 @@
-"""Runs syne-tune's searches on a problem, and prints for each seed the compute until the target, in whole trials.
+"""Runs syne-tune's searches on a problem with a seed, and prints the compute until the target, in whole trials.
 
-    search_synetune.py PROBLEM SEEDS
+    search_synetune.py PROBLEM SEED
 
 ``search_problems`` is found by ``PYTHONPATH``. Its spaces have no
 conditions: variables that do not exist are drawn and ignored.
@@ -78,10 +78,9 @@ CURVES = {
 
 
 def main():
-    problem, seeds = search_problems.problem(sys.argv[1]), int(sys.argv[2])
+    problem, seed = search_problems.problem(sys.argv[1]), int(sys.argv[2])
     for name, make in (FUNCTIONS if problem.parts == 1 else CURVES).items():
-        for seed in range(seeds):
-            print(json.dumps({"search": name, "seed": seed, "trials": run(problem, make, seed)}), flush=True)
+        print(json.dumps({"search": name, "trials": run(problem, make, seed)}), flush=True)
 
 
 main()

@@ -80,7 +80,9 @@ def test_the_bound_is_that_of_the_formula() -> None:
     ]
     losses = {trial.number: trial.value or 0.0 for trial in trials}
     generator = np.random.default_rng([0, len(trials)])
-    predictor, _ = GaussianProcessSampler(LINE, 0, transform=False).fit(trials, losses, generator)
+    sampler = GaussianProcessSampler(LINE, 0)
+    sampler.transform = False
+    predictor, _ = sampler.fit(trials, losses, generator)
     scale = standardize(list(losses.values()))[1][1]
     width = np.sqrt(confidence_weight(len(trials), 1))
     mean, deviation = predictor.predict(np.linspace(0, 1, 20_001)[:, None])

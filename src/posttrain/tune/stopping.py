@@ -63,7 +63,8 @@ class GainRule:
         folder: Path | None = None,
     ) -> None:
         self._space, self._gain, self._maximize, self._seed = space, gain, maximize, seed
-        self._model = GaussianProcessSampler(space, seed, maximize, transform=False)  # a gain is a difference
+        self._model = GaussianProcessSampler(space, seed, maximize)
+        self._model.transform = False  # a gain is a difference of losses
         self._settings = {"budget": repr(budget), "gain": gain.text}
         self._file = None if folder is None else folder / STOP_FILE
         self._least = max(_LEAST, _PER_PARAMETER * len(space.parameters))

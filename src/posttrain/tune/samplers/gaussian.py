@@ -104,6 +104,8 @@ class GaussianProcessSampler(Sampler):
         acquisition: ``log_ei``, ``ei``, ``pi`` or ``ucb``; ``ei_per_second`` divides the expected improvement by the
             predicted cost (Snoek et al. 2012, arXiv:1206.2944, section 3.2), ``ei_cooled`` by a power of it that falls
             to 0 as the budget is used (Lee et al. 2020, arXiv:2003.10870). The cost of a trial is its seconds a step.
+
+    Attributes:
         transform: whether losses are transformed; without it `fit` predicts differences of losses.
 
     Raises:
@@ -118,7 +120,6 @@ class GaussianProcessSampler(Sampler):
         startup: int = 10,
         noise: bool = True,
         acquisition: str = _LOG_EI,
-        transform: bool = True,
     ) -> None:
         super().__init__(space, seed, maximize)
         check_ranges("sampler", {"startup": (startup, startup >= 1, "at least 1")})
@@ -126,7 +127,7 @@ class GaussianProcessSampler(Sampler):
             fix = suggest(acquisition, _ACQUISITIONS)
             raise UserError(f"there is no acquisition `{acquisition}`", where="sampler.acquisition", fix=fix)
         self._startup, self._noise, self._acquisition = int(startup), noise, acquisition
-        self._transform = transform
+        self.transform = True
         self._initial = QuasiRandomSampler(space, seed, maximize)
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal:
@@ -191,7 +192,7 @@ class GaussianProcessSampler(Sampler):
     def standardize(self, losses: Sequence[float]) -> np.ndarray:
         """Returns losses as a process is fitted to them, float64 [n] of mean 0 and deviation 1."""
         values, _ = standardize(losses)
-        return to_normal(values) if self._transform else values
+        return to_normal(values) if self.transform else values
 
     def _fits(self, drawn: Settings) -> bool:
         return all(
