@@ -54,7 +54,9 @@ def test_a_study_and_its_table(posttrain: Call, tmp_path: Path) -> None:
     lines = outcome.out.splitlines()
     assert lines[0].startswith("best 0.")
     assert lines[0].endswith(" of 3 trials, by held-out loss")
-    (model,) = (line.removeprefix("its model: ") for line in lines if line.startswith("its model: "))
+    (model,) = (
+        line.removeprefix("the best trial's model: ") for line in lines if line.startswith("the best trial's model: ")
+    )
     assert Path(model, "model.safetensors").is_file()
     assert lines[-1] == f"posttrain train --config {out / 'best.yaml'} --out MODEL"
     assert "trial 0 at step 1: 0." in outcome.err
@@ -203,7 +205,7 @@ def test_a_population_shows_its_settings_by_step(posttrain: Call, tmp_path: Path
     }
     assert f"{spans[0]['steps'][0]} to {spans[0]['steps'][1]}" in shown
     model = out / "trials" / f"{values['best']['number']:04d}" / "model"
-    assert f"its model: {model}" in outcome.out.splitlines()
+    assert f"the best trial's model: {model}" in outcome.out.splitlines()
     assert (model / "model.safetensors").is_file()
 
 

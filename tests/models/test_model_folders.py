@@ -4,6 +4,7 @@ import errno
 import json
 import shutil
 import struct
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from posttrain.models.gguf import load_gguf_config, load_gguf_tokenizer
 from posttrain.models.language_model import LanguageModel, load_language_model, save_language_model
 from posttrain.models.loading import check_loaded, not_finite
 from posttrain.models.shape import read_config
@@ -202,6 +204,15 @@ def test_a_missing_package_for_gguf_files_is_named(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", fail)
     with pytest.raises(UserError, match=r"a\.gguf: .*install torch and gguf"):
         fetch(str(tmp_path / "a.gguf"), tmp_path / "out")
+
+
+@pytest.mark.parametrize("read", [load_gguf_config, load_gguf_tokenizer])
+def test_a_missing_reader_of_gguf_files_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], object]
+) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(UserError, match=r"a\.gguf: .*gguf.*install the package"):
+        read(tmp_path / "a.gguf")
 
 
 def test_a_config_without_weights_has_limits_too(copy: Path) -> None:

@@ -107,7 +107,7 @@ def run(
         print_line(f"{warning.text}, and go on with --migrate" if warning.fix else warning.text)
     trained = out / "trials" / f"{result.best.number:04d}" / "model"
     if (trained / SUMMARY).exists():
-        print_line(f"its model: {trained}")
+        print_line(f"the best trial's model: {trained}")
     if len(result.schedule) > 1:
         print_line("its settings changed while it trained:")
         _print_schedule(result.schedule)

@@ -109,7 +109,7 @@ def fit_matern(
 
     The length scales have a log-normal prior whose median grows with the square root of the dimensions, as that of
     Hvarfner et al. 2024 (arXiv:2402.02229), so that with few trials the process is not flat between the points. It is
-    narrower and shorter than theirs, which takes waves for noise where trials are few (BENCHMARKS.md).
+    narrower and shorter than theirs, with which a search needs more trials on functions with several minima.
 
     Args:
         points: float64 [n, d].

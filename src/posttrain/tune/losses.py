@@ -26,7 +26,7 @@ def standardize(losses: Sequence[float]) -> tuple[np.ndarray, tuple[float, float
 def to_normal(values: np.ndarray) -> np.ndarray:
     """Returns standardised losses in the same order and nearer to a normal distribution, float64 [n] of mean 0.
 
-    That is the likeliest power transform of Yeo and Johnson (2000, Biometrika 87, section 3), standardised. Its power
+    That is the likeliest power transform of Yeo and Johnson (2000, Biometrika 87), standardised. Its power
     is 0 to 2, at most a logarithm: where a search has tried many points near one, the likeliest power would make all
     others alike.
     """

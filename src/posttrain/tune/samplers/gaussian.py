@@ -90,7 +90,7 @@ class GaussianProcessSampler(Sampler):
 
     Values are those of finished trials, or at the greatest step that enough have reported; of diverged trainings they
     are cut, as these would hide all other differences. They are transformed to be nearer to a normal distribution, as
-    in HEBO (Cowen-Rivers et al. 2020, arXiv:2012.03826, section 4.1): otherwise the many poor settings decide how the
+    in HEBO (Cowen-Rivers et al. 2020, arXiv:2012.03826): otherwise the many poor settings decide how the
     process sees the few good ones. Where trials have failed, improvements count by the probability
     that a trial does not, which a second process learns from failures and successes (Gardner et al. 2014).
     Conditional parameters that do not exist are in the middle of their range. Once the best has hardly improved for ten
