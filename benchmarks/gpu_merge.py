@@ -1,6 +1,6 @@
 """Compares merging by a GPU with merging by the processor of the same machine: the bits and the time.
 
-    python benchmarks/gpu_merge.py --dir DIR [--cores 16 4] [--repeats 3] [--methods linear]
+    python benchmarks/gpu_merge.py --dir DIR [--cores 16 4] [--repeats 3]
 
 Every method that a GPU can run merges random tensors on both; the exit code is 1 if bits of a mean differ. DIR
 gets the models of 1.1 billion weights of ``merge_vs_mergekit.py``. Each run is a process of its own, on as many cores
@@ -84,7 +84,6 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--cores", type=int, nargs="+", default=[16, 4])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--methods", nargs="+", default=["linear"])
     parser.add_argument("--merge", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--gpu", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -99,16 +98,14 @@ def main() -> None:
     print(json.dumps({"regmean, seconds a layer": solve_seconds()}), flush=True)
     write_models(options.dir, "1.1b")
     warm(options.dir)
-    written: dict[str, Any] = recipes(options.dir)
     recipe = options.dir / "recipe.yaml"
-    for method in options.methods:
-        recipe.write_text(yaml.safe_dump(written[method]))
-        for cores in options.cores:
-            row: dict[str, Any] = {"method": method, "cores": cores}
-            for name, gpu in (("processor", False), ("GPU", True)):
-                runs = [merge_seconds(recipe, options.dir / "out", cores, gpu) for _ in range(options.repeats)]
-                row[name] = [round(statistics.median(column), 2) for column in zip(*runs, strict=True)]
-            print(json.dumps(row), flush=True)
+    recipe.write_text(yaml.safe_dump(recipes(options.dir)["linear"]))
+    for cores in options.cores:
+        row: dict[str, Any] = {"method": "linear", "cores": cores}
+        for name, gpu in (("processor", False), ("GPU", True)):
+            runs = [merge_seconds(recipe, options.dir / "out", cores, gpu) for _ in range(options.repeats)]
+            row[name] = [round(statistics.median(column), 2) for column in zip(*runs, strict=True)]
+        print(json.dumps(row), flush=True)
     raise SystemExit(int(differences["linear"] > 0 or max(differences.values()) > _TOLERANCE))
 
 

@@ -2,6 +2,7 @@
 
     python benchmarks/population_schedules.py FOLDER --data DIR [--model smollm2-135m] [--seeds 3] [--trials 8]
         [--parts 6] [--intents 10] [--per-intent 16] [--epochs 3] [--arms fixed constant pbt pbt_cosine pb2]
+        [--engine inline]
 
 SmolLM2-135M with LoRA learns the intents of Banking77's messages. Each arm is ``posttrain tune`` with as many whole
 trainings over the same space: ``fixed`` draws settings at random, and the learning rate falls as a cosine; ``constant``
@@ -101,7 +102,8 @@ def run_arm(options: argparse.Namespace, folder: Path, arm: str, seed: int, prec
         (folder / arm).mkdir(parents=True, exist_ok=True)
         path, out = folder / arm / "tune.yaml", folder / arm / "study"
         path.write_text(yaml.safe_dump(config, sort_keys=False))
-        subprocess.run([sys.executable, "-m", "posttrain", "tune", str(path), "--out", str(out)], check=True)
+        command = [sys.executable, "-m", "posttrain", "tune", str(path), "--out", str(out)]
+        subprocess.run([*command, "--engine", options.engine], check=True)
         trials = [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()]
         finished = [trial for trial in trials if trial["state"] == "finished"]
         best = min(finished, key=lambda trial: trial["value"])
@@ -137,6 +139,7 @@ def main() -> None:
     parser.add_argument("--per-intent", type=int, default=16, help="training messages of each intent")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--test", type=int, default=20, help="test messages of each intent")
+    parser.add_argument("--engine", default="inline", help="processes, to run several trainings at a time")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)

@@ -216,6 +216,7 @@ def test_a_study_of_several_objectives(tiny_model: Path, root: Path) -> None:
             {"objectives": ["loss", "memory_bytes"]},
             "`memory_bytes` of a trial is not known where all trials run in one",
         ),
+        ({"objectives": ["loss", "gpu_memory_bytes"]}, "is not known where there is no GPU; use memory_bytes"),
         ({"objectives": ["loss", "seconds"], "scheduler": {"name": "asha", "max_resource": 3}}, "use moasha or none"),
         ({"objectives": ["loss", "seconds"], "sampler": "cmaes"}, "sampler: searches one objective, and there are 2"),
         ({"objectives": ["loss", "seconds"], "sampler": "rgpe"}, "sampler: searches one objective, and there are 2"),

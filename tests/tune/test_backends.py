@@ -27,6 +27,7 @@ from posttrain.tune.backends.simulated import CurvePoint, RecordedCurves, Simula
 from posttrain.tune.backends.slurm import SlurmBackend
 from posttrain.tune.context import TrialContext
 from posttrain.tune.schedulers.base import Decision
+from posttrain.tune.trial import Memory
 
 
 class TestInline(BackendContract):
@@ -146,9 +147,9 @@ def test_curves_are_replayed_in_the_order_of_their_times(tmp_path: Path) -> None
     order: list[tuple[float, int]] = []
 
     class Handler(RecordingHandler):
-        def report(self, number: int, report: object, memory_bytes: int) -> Decision:
+        def report(self, number: int, report: object, memory: Memory) -> Decision:
             order.append((backend.clock(), number))
-            return super().report(number, report, memory_bytes)  # type: ignore[arg-type]
+            return super().report(number, report, memory)  # type: ignore[arg-type]
 
     handler = Handler()
     with backend:

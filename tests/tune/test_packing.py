@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from posttrain.tune.backends.simulated import CurvePoint, SimulatedBackend
 from posttrain.tune.context import TrialContext
 from posttrain.tune.packing import MemoryPacking
 from posttrain.tune.schedulers.base import Decision
-from posttrain.tune.trial import Report
+from posttrain.tune.trial import Memory, Report
 
 GB = 10**9
 SPACE = {"x": {"float": [0, 1]}, "memory": {"value": 2 * GB}}
@@ -25,7 +26,10 @@ HALVING = {"name": "successive_halving", "max_resource": 9, "trials": 9}
 
 
 class Machine(SimulatedBackend):
-    """A simulated machine of ``total`` bytes, whose trials take ``memory`` bytes; tells what was in use at a time."""
+    """A simulated machine of ``total`` bytes, whose trials take ``memory`` bytes; tells what was in use at a time.
+
+    Each trial takes ``gpu`` bytes of one of its ``gpus``, too.
+    """
 
     def __init__(self, total: int | None, workers: int = 8, seconds: Callable[[Any], float] = lambda _: 1.0) -> None:
         def curve(settings: Mapping[str, Any]) -> Iterator[CurvePoint]:
@@ -35,9 +39,13 @@ class Machine(SimulatedBackend):
         super().__init__(curve, workers=workers)
         self.total, self.running, self.most, self.runs = total, dict[int, int](), 0, list[int]()
         self.counts: list[int] = []
+        self.gpus, self.gpu = list[int](), 0
 
     def available_bytes(self) -> int | None:
         return self.total
+
+    def gpu_bytes(self) -> list[int]:
+        return self.gpus
 
     def start(self, job: Job) -> None:
         assert job.number not in self.running
@@ -51,12 +59,12 @@ class Machine(SimulatedBackend):
         machine = self
 
         class Measured:
-            def report(self, number: int, report: Report, memory_bytes: int) -> Decision:
-                return handler.report(number, report, machine.running[number])
+            def report(self, number: int, report: Report, memory: Memory) -> Decision:
+                return handler.report(number, report, Memory(machine.running[number], machine.gpu))
 
             def ended(self, number: int, outcome: Outcome) -> None:
-                memory = machine.running.pop(number)
-                handler.ended(number, Outcome(**{**vars(outcome), "memory_bytes": memory}))
+                memory = Memory(machine.running.pop(number), machine.gpu)
+                handler.ended(number, replace(outcome, memory=memory))
 
         super().wait(Measured(), seconds)
 
@@ -148,9 +156,29 @@ def test_what_limits_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     assert lines == ["  memory for 2 at a time: a trial has taken up to 2.00 GB"]
 
 
+@pytest.mark.parametrize(
+    ("gpus", "expected"), [([80], 3), ([80, 80], 6), ([80, 53], 4), ([20], 1), ([20, 20], 2), ([900], 8), ([], 8)]
+)
+def test_as_many_run_as_fit_on_the_gpus(gpus: list[int], expected: int) -> None:
+    # A trial takes 24 GB of a GPU; where GPUs have unequal memory, each gets as many as the smallest has room for.
+    machine = Machine(None)
+    machine.gpus, machine.gpu = [size * GB for size in gpus], 24 * GB
+    result = search(machine)
+    assert max(machine.counts) == expected
+    assert outcomes(result) == outcomes(search(Machine(None)))
+    assert all(trial.gpu_memory_bytes == 24 * GB for trial in result.trials if trial.ended)
+
+
+def test_a_function_that_uses_no_gpu_is_not_limited_by_it() -> None:
+    machine = Machine(100 * GB)
+    machine.gpus = [GB]
+    search(machine)
+    assert max(machine.counts) == 8
+
+
 def test_nothing_is_limited_where_nothing_is_known() -> None:
     packing = MemoryPacking(SimulatedBackend(lambda _: []), [])
-    packing.measure(GB)
+    packing.measure(Memory(GB))
     assert packing.has_room(100)
     assert not packing.is_over(100)
 
@@ -178,7 +206,7 @@ def test_the_memory_of_workers_counts_as_available(tmp_path: Path, monkeypatch: 
         ended: list[Outcome] = []
 
         class Recorder:
-            def report(self, number: int, report: Report, memory_bytes: int) -> Decision:
+            def report(self, number: int, report: Report, memory: Memory) -> Decision:
                 return Decision.CONTINUE
 
             def ended(self, number: int, outcome: Outcome) -> None:
@@ -192,7 +220,7 @@ def test_the_memory_of_workers_counts_as_available(tmp_path: Path, monkeypatch: 
         (tmp_path / "end").touch()
         while not ended:
             backend.wait(Recorder(), 0.1)
-        assert ended[0].memory_bytes > size
+        assert ended[0].memory.host > size
     monkeypatch.setattr(processes, "free_bytes", lambda: None)
     with ProcessBackend(function, 2) as backend:
         assert backend.available_bytes() is None
@@ -219,8 +247,8 @@ def test_processes_never_take_more_than_there_is(monkeypatch: pytest.MonkeyPatch
             backend = self
 
             class Counter:
-                def report(self, number: int, report: Report, memory_bytes: int) -> Decision:
-                    return handler.report(number, report, memory_bytes)
+                def report(self, number: int, report: Report, memory: Memory) -> Decision:
+                    return handler.report(number, report, memory)
 
                 def ended(self, number: int, outcome: Outcome) -> None:
                     backend.running -= 1

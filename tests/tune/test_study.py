@@ -12,7 +12,7 @@ from posttrain.testing.samplers import SPACE
 from posttrain.tune.parameters import Choice, Fixed, Float, Int
 from posttrain.tune.space import Space
 from posttrain.tune.study import Study, read_study
-from posttrain.tune.trial import Report, Trial, TrialState, best_trial
+from posttrain.tune.trial import Memory, Report, Trial, TrialState, best_trial
 
 LORA = {"rate": 1e-4, "method": "lora", "rank": 8, "batch": 8, "accumulation": 2}
 FULL = {"rate": 1e-5, "method": "full", "batch": 16, "accumulation": 1}
@@ -28,7 +28,7 @@ def fill(study: Study) -> None:
     study.report(1, Report(2, 0.75, 1.0, 20), clock=4.5)
     study.end(1, TrialState.STOPPED, 4.5, value=0.75)
     study.report(0, Report(3, 0.25, 6.0, 30), clock=8.0)
-    study.end(0, TrialState.FINISHED, 9.0, value=0.25, seconds=6.5, tokens=31, memory_bytes=1000)
+    study.end(0, TrialState.FINISHED, 9.0, value=0.25, seconds=6.5, tokens=31, memory=Memory(1000, 500))
     study.start(FULL, None, {}, clock=9.0)
     study.end(2, TrialState.FAILED, 10.0, error="out of memory")
     study.start(FULL, None, {}, clock=11.0)
@@ -41,7 +41,8 @@ def test_a_study_in_memory() -> None:
         first = study.trials[0]
         assert first.settings["alpha"] == 16
         assert [report.value for report in first.reports] == [0.5, 0.25]
-        assert (first.seconds, first.tokens, first.memory_bytes, first.resource) == (6.5, 31, 1000, 3)
+        assert (first.seconds, first.tokens, first.resource) == (6.5, 31, 3)
+        assert (first.memory_bytes, first.gpu_memory_bytes) == (1000, 500)
         assert study.best is first
 
 

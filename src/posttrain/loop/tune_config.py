@@ -155,7 +155,7 @@ class TuneConfig(Section):
     objectives: list[str | dict[str, Any]] = Field(
         default=[],
         description="Several in place of metric: names, or {metric, maximize, limit}; also seconds, tokens, "
-        "memory_bytes, parameters, adapter_parameters, model_bytes and latency.",
+        "memory_bytes, gpu_memory_bytes, parameters, adapter_parameters, model_bytes and latency.",
     )
     choose: str = Field(
         default="knee",

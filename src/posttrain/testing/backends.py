@@ -16,7 +16,7 @@ import pytest
 from posttrain.tune.backends.base import Backend, Job, Outcome, TrialFunction
 from posttrain.tune.context import TrialContext
 from posttrain.tune.schedulers.base import Decision
-from posttrain.tune.trial import Report
+from posttrain.tune.trial import Memory, Report
 
 MakeBackend = Callable[[TrialFunction], Backend]
 
@@ -33,9 +33,9 @@ class RecordingHandler:
     reports: dict[int, list[Report]] = field(default_factory=dict)
     outcomes: dict[int, list[Outcome]] = field(default_factory=dict)
 
-    def report(self, number: int, report: Report, memory_bytes: int) -> Decision:
+    def report(self, number: int, report: Report, memory: Memory) -> Decision:
         """Records a report."""
-        assert memory_bytes >= 0
+        assert min(memory) >= 0
         self.reports.setdefault(number, []).append(report)
         decisions = self.decisions.get(number)
         return decisions.pop(0) if decisions else Decision.CONTINUE

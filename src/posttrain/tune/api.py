@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from posttrain.jobs.gpus import has_gpu
 from posttrain.store.errors import UserError
 from posttrain.store.files import hold_lock, make_folder
 from posttrain.tune.backends.base import Backend, TrialFunction
@@ -155,7 +156,8 @@ def minimize(
         storage: a PostgreSQL database in place of ``study.db``.
         migrate: carry an earlier study's trials over to a space that has changed.
         objectives: several objectives, such as ``["loss", Objective("accuracy", maximize=True), "seconds"]``; those
-            named ``seconds``, ``tokens`` and ``memory_bytes`` are what a trial has spent. The result has their front.
+            named ``seconds``, ``tokens``, ``memory_bytes`` and ``gpu_memory_bytes`` are what a trial has spent. The
+            result has their front.
         choose: the best trial of the front: its ``knee``, or such as ``loss within 1%``, which is that with the best
             of the other objectives among those whose loss is at most 1% worse than the best.
         warm_start: earlier studies to start from: a folder of studies, study folders, or a list of `PastStudy`.
@@ -324,6 +326,9 @@ def check_objectives(
     if "memory_bytes" in objectives.names and engine == "inline":
         what = "`memory_bytes` of a trial is not known where all trials run in one process"
         raise UserError(what, where=f"{section}objectives", fix="use --engine processes")
+    if "gpu_memory_bytes" in objectives.names and engine in ("inline", "processes") and not has_gpu():
+        what = "`gpu_memory_bytes` of a trial is not known where there is no GPU"
+        raise UserError(what, where=f"{section}objectives", fix="use memory_bytes")
     count = len(objectives)
     if count > 1 and stops_early:
         what = f"predicts the gain of one objective, and there are {count}"

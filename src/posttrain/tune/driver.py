@@ -26,7 +26,7 @@ from posttrain.tune.samplers.population import PopulationSampler
 from posttrain.tune.schedulers.base import Decision, Promote, Scheduler, Start
 from posttrain.tune.stopping import GainRule
 from posttrain.tune.study import Study
-from posttrain.tune.trial import Fork, Report, Trial, TrialState
+from posttrain.tune.trial import UNKNOWN_MEMORY, Fork, Memory, Report, Trial, TrialState
 
 _RUNS_AFTER_KILLS = 1  # a trial whose process was killed is run again so many times
 
@@ -73,7 +73,8 @@ class Driver:
         self._interrupted: dict[int, None] = {}  # to be run on, in their order
         self._running: dict[int, Trial] = {}  # as they were when their run began
         self._kills: dict[int, int] = {}
-        self._memory: dict[int, int] = {}
+        self._alone: set[int] = set()  # trials whose memory ran out beside others: they have it to themselves
+        self._memory: dict[int, Memory] = {}
         self._packing = MemoryPacking(backend, study.trials)
         self._failures = 0.0  # on end since the session began; minus infinity after any other end
         self._infeasible = 0
@@ -124,13 +125,13 @@ class Driver:
                 return
             self._backend.wait(self, None if deadline is None else deadline - self.seconds)
 
-    def report(self, number: int, report: Report, memory_bytes: int) -> Decision:
+    def report(self, number: int, report: Report, memory: Memory) -> Decision:
         """Records a report and returns the decision on it; `Handler.report`."""
         trial, before = self._study.trials[number], self._running[number]
         if trial.ended:
             return Decision.STOP
-        self._memory[number] = max(memory_bytes, self._memory.get(number, 0))
-        self._packing.measure(memory_bytes)
+        self._memory[number] = memory.union(self._memory_of(number))
+        self._packing.measure(memory)
         seconds, tokens = before.seconds + report.seconds, before.tokens + report.tokens
         values = self._objectives.complete(report.values, seconds, tokens, self._memory[number])
         if (bad := self._objectives.infinite(values)) is not None:
@@ -157,9 +158,13 @@ class Driver:
     def ended(self, number: int, outcome: Outcome) -> None:
         """Records the end of a run; `Handler.ended`."""
         before, trial = self._running.pop(number), self._study.trials[number]
-        self._packing.measure(outcome.memory_bytes)
-        if trial.ended or (trial.state is TrialState.PAUSED and outcome.kind not in ("failed", "infeasible")):
+        self._packing.measure(outcome.memory)
+        if trial.ended or (trial.state is TrialState.PAUSED and outcome.kind in ("returned", "interrupted", "killed")):
             self._clean_up(number)
+            return
+        if outcome.kind == "out_of_memory" and self._running:
+            self._alone.add(number)
+            self._interrupted.setdefault(number)
             return
         if outcome.kind == "killed" and self._kills.get(number, 0) < _RUNS_AFTER_KILLS:
             self._kills[number] = self._kills.get(number, 0) + 1
@@ -168,7 +173,7 @@ class Driver:
         self._interrupted.pop(number, None)
         error = outcome.error
         seconds, tokens = before.seconds + outcome.seconds, before.tokens + outcome.tokens
-        memory = max(outcome.memory_bytes, self._memory.get(number, 0))
+        memory = outcome.memory.union(self._memory_of(number))
         values: tuple[float, ...] = ()
         if outcome.value is not None or trial.latest_values is not None:
             if outcome.value is not None:
@@ -189,7 +194,7 @@ class Driver:
             error=error,
             seconds=seconds,
             tokens=tokens,
-            memory_bytes=memory,
+            memory=memory,
             feasible=outcome.kind != "infeasible",
         )
         self._clean_up(number)
@@ -223,7 +228,7 @@ class Driver:
         limit = self._scheduler.max_resource
         finished = limit is not None and report.step >= limit
         state = TrialState.FINISHED if finished else TrialState.STOPPED
-        self._end(number, state, values=report.values, memory_bytes=self._memory.get(number, 0))
+        self._end(number, state, values=report.values, memory=self._memory_of(number))
 
     def _end(self, number: int, state: TrialState, *, error: str = "", feasible: bool = True, **values: Any) -> None:
         trial = self._study.end(number, state, self.seconds, error=error, **values)
@@ -238,15 +243,22 @@ class Driver:
         if self._failures >= _FAILURES and all(trial.latest is None for trial in self._study.trials):
             raise WorkError(f"the first {_FAILURES} trials have failed; the last: {error}")
 
+    def _memory_of(self, number: int) -> Memory:
+        return self._memory.get(number, UNKNOWN_MEMORY)
+
     def _loss(self, trial: Trial) -> float | None:
         return None if trial.values is None else self._objectives.losses(trial.values)[0]
 
     def _fill(self) -> None:
         """Gives free workers something to do."""
         while len(self._running) < self._backend.workers and self._packing.has_room(len(self._running)):
+            if not self._alone.isdisjoint(self._running):
+                return
             if self._interrupted:
                 number = next(iter(self._interrupted))
                 if number in self._running:  # it has just paused for want of memory: its process is still there
+                    return
+                if number in self._alone and self._running:
                     return
                 del self._interrupted[number]
                 self._study.set_running(number, True)
@@ -307,8 +319,8 @@ class Driver:
         if not replaced.ended:
             number = replaced.number
             self._interrupted.pop(number, None)
-            memory = self._memory.get(number, 0)
-            self._end(number, TrialState.STOPPED, values=replaced.latest_values or (), memory_bytes=memory)
+            values = replaced.latest_values or ()
+            self._end(number, TrialState.STOPPED, values=values, memory=self._memory_of(number))
             self._clean_up(number)
 
     def _copy(self, source: Path, target: Path) -> None:

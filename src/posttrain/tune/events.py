@@ -36,7 +36,7 @@ class Event:
         order: its number in the study, from 0.
         clock: seconds that the study had been worked on.
         values: of a start its ``resource``; of a report those of a `Report`; of an end ``state``, ``value``,
-            ``others``, ``error``, ``seconds``, ``tokens`` and ``memory_bytes``.
+            ``others``, ``error``, ``seconds``, ``tokens``, ``memory_bytes`` and ``gpu_memory_bytes``.
         trial: the trial after the event.
     """
 
@@ -64,6 +64,7 @@ def advance(trial: Trial, kind: EventKind, values: Mapping[str, Any]) -> Trial:
     return replace(
         trial,
         **{name: values[name] for name in ("value", "error", "seconds", "tokens", "memory_bytes")},
+        gpu_memory_bytes=values.get("gpu_memory_bytes", 0),
         others=tuple(values.get("others", ())),
         state=TrialState(values["state"]),
     )

@@ -11,9 +11,9 @@ import numpy as np
 
 from posttrain.store.errors import UserError
 from posttrain.tune.pareto import front_mask, is_dominated, knee
-from posttrain.tune.trial import Trial, TrialState
+from posttrain.tune.trial import Memory, Trial, TrialState
 
-COSTS = ("seconds", "tokens", "memory_bytes")
+COSTS = ("seconds", "tokens", "memory_bytes", "gpu_memory_bytes")
 """Objectives that the study measures itself: what a trial has spent so far, over all its runs."""
 
 KNEE = "knee"
@@ -86,9 +86,9 @@ class Objectives:
         """Returns those of all values that the function gave."""
         return tuple(value for name, value in zip(self.names, values, strict=True) if not self._is_cost(name))
 
-    def complete(self, measured: Sequence[float], seconds: float, tokens: int, memory_bytes: int) -> tuple[float, ...]:
+    def complete(self, measured: Sequence[float], seconds: float, tokens: int, memory: Memory) -> tuple[float, ...]:
         """Returns the values of all objectives, given those that the function gave and what the trial has spent."""
-        rest, spent = iter(measured), dict(zip(COSTS, (seconds, tokens, memory_bytes), strict=True))
+        rest, spent = iter(measured), dict(zip(COSTS, (seconds, tokens, *memory), strict=True))
         return tuple(float(spent[name]) if self._is_cost(name) else next(rest) for name in self.names)
 
     def losses(self, values: Sequence[float]) -> tuple[float, ...]:

@@ -1,10 +1,11 @@
-"""Decides how many trials run at a time, by the memory that trials have been measured to take."""
+"""Decides how many trials run at a time, by the memory that trials have been measured to take, also of GPUs."""
 
 import logging
+import math
 from collections.abc import Sequence
 
 from posttrain.tune.backends.base import Backend
-from posttrain.tune.trial import Trial
+from posttrain.tune.trial import UNKNOWN_MEMORY, Memory, Trial
 
 log = logging.getLogger("posttrain")
 
@@ -25,23 +26,27 @@ class MemoryPacking:
 
     def __init__(self, backend: Backend, trials: Sequence[Trial]) -> None:
         self._backend = backend
-        self._most = max((trial.memory_bytes for trial in trials), default=0)
+        self._most = UNKNOWN_MEMORY
+        for trial in trials:
+            self.measure(Memory(trial.memory_bytes, trial.gpu_memory_bytes))
         self._logged = False
 
-    def measure(self, memory_bytes: int) -> None:
-        """Notes the most memory that a trial has had in use; 0 where that is not known."""
-        self._most = max(self._most, memory_bytes)
+    def measure(self, memory: Memory) -> None:
+        """Notes the most memory that a trial has had in use."""
+        self._most = self._most.union(memory)
 
     def has_room(self, running: int) -> bool:
         """Returns whether one more trial fits beside those that run."""
         if running == 0:
             return True
-        available = self._backend.available_bytes()
-        if available is None:
-            return True
-        fits = 0 < self._most * (running + 1) <= _USABLE_SHARE * available
-        if self._most and not fits and not self._logged:
-            log.info("  memory for %d at a time: a trial has taken up to %.2f GB", running, self._most / 1e9)
+        available, gpus = self._backend.available_bytes(), self._backend.gpu_bytes()
+        if (available is not None or gpus) and not any(self._most):
+            return False
+        fits = self._fits(running + 1, _USABLE_SHARE, available, gpus)
+        if not fits and not self._logged:
+            of_gpu = f", and {self._most.gpu / 1e9:.2f} GB of a GPU" if self._most.gpu else ""
+            text = f"{self._most.host / 1e9:.2f} GB{of_gpu}"
+            log.info("  memory for %d at a time: a trial has taken up to %s", running, text)
             self._logged = True
         return fits
 
@@ -49,5 +54,11 @@ class MemoryPacking:
         """Returns whether so many trials may take more than there is; one alone never does, as nothing helps it."""
         if running <= 1:
             return False
-        available = self._backend.available_bytes()
-        return available is not None and self._most * running > available
+        return not self._fits(running, 1.0, self._backend.available_bytes(), self._backend.gpu_bytes())
+
+    def _fits(self, trials: int, share: float, available: int | None, gpus: Sequence[int]) -> bool:
+        """Returns whether so many trials fit into a share of the machine's memory, and of that of each GPU."""
+        if available is not None and self._most.host * trials > share * available:
+            return False
+        of_gpu = math.ceil(trials / len(gpus)) if gpus else 0
+        return of_gpu <= 1 or self._most.gpu * of_gpu <= share * min(gpus)

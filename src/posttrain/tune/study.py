@@ -31,7 +31,7 @@ from posttrain.tune.storage import (
     to_distribution,
     to_optuna,
 )
-from posttrain.tune.trial import Fork, Report, Trial, TrialState, best_trial, rank
+from posttrain.tune.trial import UNKNOWN_MEMORY, Fork, Memory, Report, Trial, TrialState, best_trial, rank
 from posttrain.tune.versions import Goal, latest_version, open_version, stored_goal
 
 TRIALS_FILE = "trials.jsonl"
@@ -170,7 +170,7 @@ class Study:
         error: str = "",
         seconds: float = 0.0,
         tokens: int = 0,
-        memory_bytes: int = 0,
+        memory: Memory = UNKNOWN_MEMORY,
     ) -> Trial:
         """Records how a trial ended, its final value, or the values of all objectives, and what it has spent in all."""
         trial = self.trials[number]
@@ -180,7 +180,8 @@ class Study:
             "error": error,
             "seconds": max(seconds, trial.seconds),
             "tokens": max(tokens, trial.tokens),
-            "memory_bytes": memory_bytes,
+            "memory_bytes": memory.host,
+            "gpu_memory_bytes": memory.gpu,
             "others": list(values[1:]),
         }
         return self._record(number, "end", 0, clock, record)

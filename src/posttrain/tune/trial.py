@@ -62,6 +62,25 @@ class Fork:
     replaces: int
 
 
+class Memory(NamedTuple):
+    """The most memory that a trial had in use, in bytes; 0 where that is not known.
+
+    Attributes:
+        host: of the machine, by its process.
+        gpu: of a GPU, by its process.
+    """
+
+    host: int = 0
+    gpu: int = 0
+
+    def union(self, other: "Memory") -> "Memory":
+        """Returns the larger of both, of each kind."""
+        return Memory(max(self.host, other.host), max(self.gpu, other.gpu))
+
+
+UNKNOWN_MEMORY = Memory()
+
+
 @dataclass(frozen=True)
 class Trial:
     """One point of the space, and what came of it.
@@ -76,7 +95,8 @@ class Trial:
         error: why it failed, in a line; empty unless it did.
         resource: the step up to which the scheduler last had it run; None: to its end.
         seconds, tokens: what it has spent, over all its runs.
-        memory_bytes: the most that its process had in use; 0 where that is not known.
+        memory_bytes, gpu_memory_bytes: the most that its process had in use, of the machine and of a GPU; 0 where that
+            is not known.
         notes: what the sampler and the scheduler keep with it, JSON values by name.
         fork: the checkpoint that it went on from; None: it began anew.
         others: the final values of further objectives; empty without a value.
@@ -93,6 +113,7 @@ class Trial:
     seconds: float = 0.0
     tokens: int = 0
     memory_bytes: int = 0
+    gpu_memory_bytes: int = 0
     notes: Mapping[str, Any] = field(default_factory=dict)
     fork: Fork | None = None
     others: tuple[float, ...] = ()
@@ -147,6 +168,7 @@ class Trial:
             "seconds": self.seconds,
             "tokens": self.tokens,
             "memory_bytes": self.memory_bytes,
+            "gpu_memory_bytes": self.gpu_memory_bytes,
             "error": self.error,
             **({"fork": asdict(self.fork)} if self.fork else {}),
         }

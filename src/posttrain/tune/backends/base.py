@@ -1,7 +1,7 @@
 """The interface of backends, which run trials and own the time."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 from posttrain.tune.context import TrialContext
 from posttrain.tune.objectives import Measured
 from posttrain.tune.schedulers.base import Decision
-from posttrain.tune.trial import Report
+from posttrain.tune.trial import UNKNOWN_MEMORY, Memory, Report
 
 TrialFunction = Callable[[TrialContext], Measured | None]
 """Runs a trial; returns its final value or values, or None if those are the last ones that it reported."""
@@ -39,7 +39,10 @@ class Job:
     objectives: tuple[str, ...] = ("value",)
 
 
-OutcomeKind = Literal["returned", "interrupted", "failed", "infeasible", "killed"]
+OUT_OF_MEMORY = "out of memory"
+"""How the line of an error begins that says so, of the machine's memory or a GPU's."""
+
+OutcomeKind = Literal["returned", "interrupted", "failed", "out_of_memory", "infeasible", "killed"]
 
 
 @dataclass(frozen=True)
@@ -47,13 +50,14 @@ class Outcome:
     """How a run ended.
 
     Attributes:
-        kind: ``returned``; ``interrupted`` by the answer to a report; ``failed``; ``infeasible``, as the settings break
-            a limit; or ``killed``, by a signal from outside, so that it may be run again.
+        kind: ``returned``; ``interrupted`` by the answer to a report; ``failed``; ``out_of_memory``, so that it may be
+            run again without others beside it; ``infeasible``, as the settings break a limit; or ``killed``, by a
+            signal from outside, so that it may be run again.
         value: what the function returned.
         error: why it failed, in a line.
         seconds: that the run took.
         tokens: that it processed.
-        memory_bytes: the most that its process had in use; 0 where that is not known.
+        memory: the most that its process had in use.
         others: what it returned for further objectives.
     """
 
@@ -62,14 +66,14 @@ class Outcome:
     error: str = ""
     seconds: float = 0.0
     tokens: int = 0
-    memory_bytes: int = 0
+    memory: Memory = UNKNOWN_MEMORY
     others: tuple[float, ...] = ()
 
 
 class Handler(Protocol):
     """Whom a backend tells what happens; called in the thread that calls `Backend.wait`."""
 
-    def report(self, number: int, report: Report, memory_bytes: int) -> Decision:
+    def report(self, number: int, report: Report, memory: Memory) -> Decision:
         """A trial has reported what its function measured; seconds and tokens are those of the run, memory the most."""
 
     def ended(self, number: int, outcome: Outcome) -> None:
@@ -116,11 +120,15 @@ class Backend(ExitStack):
         """Returns the memory that all runs may have together, what they have now included; None: any."""
         return None
 
+    def gpu_bytes(self) -> Sequence[int]:
+        """Returns the memory of each GPU among which the runs are divided equally; empty: there are none, or any."""
+        return ()
+
 
 def error_line(error: BaseException) -> str:
     """Returns an exception as one line for a trial's record."""
     text = " ".join(str(error).split())[:300]
     name = type(error).__name__
-    if isinstance(error, MemoryError) or "out of memory" in text.lower():
-        return f"out of memory{f': {text}' if text else ''}"
+    if isinstance(error, MemoryError) or OUT_OF_MEMORY in text.lower():
+        return f"{OUT_OF_MEMORY}{f': {text}' if text else ''}"
     return f"{name}: {text}" if text else name

@@ -9,6 +9,8 @@ import tempfile
 import threading
 import time
 from abc import abstractmethod
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from posttrain.jobs.engines import available_cores
+from posttrain.jobs.gpus import VISIBLE
 from posttrain.store.errors import UserError
 from posttrain.tune.backends.base import Backend, Handler, Job, Outcome, TrialFunction
 from posttrain.tune.budget import format_seconds
@@ -47,10 +50,14 @@ class WorkerProcess(Protocol):
 
 @dataclass
 class _Worker:
-    """A worker and its run; the connection is None until it has connected, the times until it has a job."""
+    """A worker and its run; the connection is None until it has connected, the times until it has a job.
+
+    ``gpu`` is the only one that it sees; None: its environment says which.
+    """
 
     process: WorkerProcess
     connection: Connection | None = None
+    gpu: str | None = None
     job: Job | None = None
     began: float | None = None
     heard: float = 0.0
@@ -75,6 +82,7 @@ class ConnectedBackend(Backend):
     def __init__(self, function: TrialFunction, workers: int, silence: float = 3600.0, host: str | None = None) -> None:
         super().__init__()
         self.workers, self._silence = workers, silence
+        self._gpus: dict[str, int] = {}  # bytes of each among which workers are divided, by its name for CUDA
         self._idle: list[_Worker] = []
         self._busy: dict[int, _Worker] = {}
         self._launched: dict[int, _Worker] = {}  # by the number that a worker gives when it connects
@@ -97,7 +105,12 @@ class ConnectedBackend(Backend):
         """
 
     def start(self, job: Job) -> None:
-        worker = self._idle.pop() if self._idle else self._new_worker(job.folder.parent)
+        gpu = self._least_used_gpu()
+        worker = next((worker for worker in reversed(self._idle) if worker.gpu == gpu), None)
+        if worker is None:
+            worker = self._new_worker(job.folder.parent, gpu)
+        else:
+            self._idle.remove(worker)
         worker.job = job
         if worker.connection is not None and not self._send_job(worker):  # it was killed while it had nothing to do
             self._end(worker)
@@ -121,6 +134,13 @@ class ConnectedBackend(Backend):
 
     def clock(self) -> float:
         return time.monotonic()
+
+    def gpu_bytes(self) -> Sequence[int]:
+        return list(self._gpus.values())
+
+    def _least_used_gpu(self) -> str | None:
+        runs = Counter(worker.gpu for worker in self._busy.values())
+        return min(self._gpus, key=lambda gpu: runs[gpu], default=None)
 
     def _check_run(self, number: int, worker: _Worker, ready: list[Any], handler: Handler) -> bool:
         """Passes on what has happened to a run; returns whether anything has."""
@@ -176,7 +196,7 @@ class ConnectedBackend(Backend):
         lines = [line for line in worker.process.output().splitlines() if line.strip()]
         return Outcome("failed", error=f"{reason}{f': {lines[-1]}' if lines else ''}"[:300], seconds=seconds)
 
-    def _new_worker(self, folder: Path) -> _Worker:
+    def _new_worker(self, folder: Path, gpu: str | None) -> _Worker:
         number, self._count = self._count, self._count + 1
         command = [sys.executable, "-m", "posttrain.tune.backends.worker", self._listener.address, str(number)]
         environment = {
@@ -184,8 +204,9 @@ class ConnectedBackend(Backend):
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, available_cores() // self.workers))),
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             KEY_VARIABLE: self._listener.key.hex(),
+            **({} if gpu is None else {VISIBLE: gpu}),
         }
-        worker = self._launched[number] = _Worker(self.launch(command, environment, folder))
+        worker = self._launched[number] = _Worker(self.launch(command, environment, folder), gpu=gpu)
         return worker
 
     def _accept_workers(self) -> None:

@@ -4,12 +4,22 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 
+from posttrain.jobs.gpus import peak_gpu_bytes, reset_gpu_peak
 from posttrain.jobs.memory import peak_bytes
-from posttrain.tune.backends.base import Backend, Handler, Job, Outcome, OutcomeKind, TrialFunction, error_line
+from posttrain.tune.backends.base import (
+    OUT_OF_MEMORY,
+    Backend,
+    Handler,
+    Job,
+    Outcome,
+    OutcomeKind,
+    TrialFunction,
+    error_line,
+)
 from posttrain.tune.context import Infeasible, TrialContext, TrialInterrupted
 from posttrain.tune.objectives import Measured, read_measured
 from posttrain.tune.schedulers.base import Decision
-from posttrain.tune.trial import Report
+from posttrain.tune.trial import Memory, Report
 
 
 class InlineBackend(Backend):
@@ -39,7 +49,7 @@ class InlineBackend(Backend):
         return time.monotonic()
 
 
-def run_job(function: TrialFunction, job: Job, report: Callable[[Report, int], Decision]) -> Outcome:
+def run_job(function: TrialFunction, job: Job, report: Callable[[Report, Memory], Decision]) -> Outcome:
     """Runs a trial in this process.
 
     Args:
@@ -49,6 +59,7 @@ def run_job(function: TrialFunction, job: Job, report: Callable[[Report, int], D
             next.
     """
     began, spent = time.monotonic(), 0
+    reset_gpu_peak()
 
     def pass_on(step: int, value: Measured, tokens: int) -> Decision:
         nonlocal spent
@@ -74,11 +85,17 @@ def run_job(function: TrialFunction, job: Job, report: Callable[[Report, int], D
         return outcome("infeasible", error=str(error))
     # Whatever the function raises is recorded with its trial.
     except Exception as error:  # noqa: BLE001
-        return outcome("failed", error=error_line(error))
+        line = error_line(error)
+        return outcome("out_of_memory" if line.startswith(OUT_OF_MEMORY) else "failed", error=line)
 
 
-def _peak_memory() -> int:
-    """Returns the most bytes of resident memory since the process began, or a worker its trial; 0 if unknown."""
+def _peak_memory() -> Memory:
+    """Returns the most that this process had in use since its trial began; inline of the machine since its start."""
+    return Memory(_peak_resident(), peak_gpu_bytes())
+
+
+def _peak_resident() -> int:
+    """Returns the most bytes of resident memory; 0 if unknown."""
     if peak := peak_bytes():
         return peak
     try:

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
+from posttrain.jobs.gpus import free_gpu_bytes
 from posttrain.jobs.memory import anonymous_bytes, free_bytes
 from posttrain.store.errors import UserError
 from posttrain.tune.backends.base import TrialFunction
@@ -14,7 +15,7 @@ from posttrain.tune.backends.connected import ConnectedBackend
 
 
 class ProcessBackend(ConnectedBackend):
-    """Runs trials in processes of this machine; see `ConnectedBackend`.
+    """Runs trials in processes of this machine, each on one of its GPUs; see `ConnectedBackend`.
 
     Args:
         function: runs a trial; pickled by value where it comes from a script.
@@ -29,6 +30,7 @@ class ProcessBackend(ConnectedBackend):
         if os.name != "posix":
             raise UserError("processes need a POSIX system", where="engine", fix="use inline")
         super().__init__(function, workers, silence)
+        self._gpus = free_gpu_bytes()
 
     def launch(self, command: list[str], environment: dict[str, str], folder: Path) -> "LocalProcess":
         return LocalProcess(command, environment)

@@ -11,7 +11,7 @@ from posttrain.store.hashing import canonical_json
 from posttrain.tune.backends.base import Backend, Handler, Job, Outcome, error_line
 from posttrain.tune.objectives import Measured, read_measured
 from posttrain.tune.schedulers.base import Decision
-from posttrain.tune.trial import Report
+from posttrain.tune.trial import UNKNOWN_MEMORY, Report
 
 
 class CurvePoint(NamedTuple):
@@ -113,7 +113,7 @@ class SimulatedBackend(Backend):
         except (TypeError, ValueError) as error:
             return self._end(handler, number, "failed", error_line(error))
         report = Report(run.step, first, run.seconds, run.tokens, tuple(others))
-        if handler.report(number, report, 0) is Decision.CONTINUE:
+        if handler.report(number, report, UNKNOWN_MEMORY) is Decision.CONTINUE:
             return self._schedule(number)
         return self._end(handler, number, "interrupted")
 

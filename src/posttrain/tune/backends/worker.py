@@ -16,13 +16,14 @@ from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
+from posttrain.jobs.gpus import reset_gpu_peak
 from posttrain.store.errors import LockedError
 from posttrain.store.files import hold_lock, make_folder
 from posttrain.tune.backends.base import Job, Outcome, TrialFunction
 from posttrain.tune.backends.connected import KEY_VARIABLE
 from posttrain.tune.backends.inline import run_job
 from posttrain.tune.schedulers.base import Decision
-from posttrain.tune.trial import Report
+from posttrain.tune.trial import Memory, Report
 
 _LOOK_SECONDS = 0.2  # between looks at a connection on which something waits
 
@@ -32,7 +33,7 @@ _LOCK_SECONDS = 30  # that a run of the same trial which is being killed may tak
 def serve(connection: Connection, function: TrialFunction) -> None:
     """Runs jobs until the connection is closed; sends a report or an outcome, and takes a decision for each report."""
 
-    def report(report: Report, memory: int) -> Decision:
+    def report(report: Report, memory: Memory) -> Decision:
         connection.send((report, memory))
         decision: Decision = connection.recv()
         return decision
@@ -45,6 +46,7 @@ def serve(connection: Connection, function: TrialFunction) -> None:
         try:
             with hold_lock(_lock(job.folder), wait=_LOCK_SECONDS, busy_message="the trial runs already"):
                 outcome = run_job(function, job, report)
+                reset_gpu_peak()  # while it has nothing to do, its GPU is for others
         except LockedError as error:
             outcome = Outcome("failed", error=str(error))
         connection.send(outcome)
