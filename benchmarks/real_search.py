@@ -1,7 +1,7 @@
 """Searches LoRA's settings for SmolLM2-135M on Banking77 for 30 minutes, with and without what an earlier round found.
 
     python benchmarks/real_search.py FOLDER --data DIR [--model smollm2-135m] [--budget 30m] [--intents 10]
-        [--messages 8 16] [--epochs 3]
+        [--messages 8 16] [--epochs 3] [--picture FILE]
 
 As two rounds of a loop have it: the second has twice the labels. ``round 1`` is a study of the first round's data.
 ``cold`` and ``warm`` are studies of the second round's, ``warm`` from ``round 1``. All three are ``posttrain tune``
@@ -13,6 +13,7 @@ should run beside it: the budget is a time, unless it is given in tokens.
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 from itertools import accumulate
@@ -21,10 +22,12 @@ from typing import Any
 
 import yaml
 from banking77_messages import answer, draw_intents, draw_messages, write_records
+from curve_pictures import save_chart
 from hard_negatives import precision_for
 from population_schedules import measure
 
 from posttrain.store.files import write_atomically
+from posttrain.web.charts.chart import Chart, series_colour, ticks, value_axis
 
 HELD_OUT = 6  # messages of each intent
 
@@ -90,6 +93,26 @@ def defaults(folder: Path, config: Path, test: Path) -> dict[str, Any]:
     return dict(json.loads(file.read_text()))
 
 
+def draw_searches(results: dict[str, dict[str, Any]], path: Path) -> None:
+    """Draws the least held-out loss of the second round's studies by the minutes that their trials have taken."""
+    series: list[dict[str, object]] = []
+    most = max(row["spent"][-1] for row in results.values()) / 60
+    for rank, (name, row) in enumerate(results.items()):
+        points = [(seconds / 60, value) for seconds, value in zip(row["spent"], row["best"], strict=True)]
+        line = {"type": "line", "name": name, "step": "end", "symbol": "none", "data": points}
+        series.append({**line, "color": series_colour(rank), "lineStyle": {"color": series_colour(rank), "width": 2}})
+    option = {
+        "xAxis": {"type": "value", "min": 0, "max": math.ceil(most), "name": "minutes", "nameLocation": "middle"},
+        "yAxis": value_axis(ticks(0, 1, 5), "{:.1f}".format),
+        "tooltip": {"trigger": "axis"},
+        "legend": {"data": list(results)},
+        "series": series,
+    }
+    rows = [(name, f"{row['best'][-1]:.3f}") for name, row in results.items()]
+    title = "Least held-out loss by minutes of search, with and without the study of the round before"
+    save_chart(Chart(title, option, 400, ("study", "best"), rows), path, 860)
+
+
 def main() -> None:
     """Runs the studies, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -101,6 +124,7 @@ def main() -> None:
     parser.add_argument("--messages", nargs=2, type=int, default=(8, 16), help="of each intent, in both rounds")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--test", type=int, default=20, help="test messages of each intent")
+    parser.add_argument("--picture", type=Path, help="SVG file of the curves")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     intents = draw_intents(options.data, options.intents)
@@ -132,6 +156,8 @@ def main() -> None:
     reached = next((index for index, value in enumerate(warm["best"]) if value <= cold["best"][-1]), None)
     share = "never" if reached is None else f"{warm['spent'][reached] / warm['spent'][-1]:.0%} of its compute"
     print(f"\nwarm reaches the best of cold after: {share}")
+    if options.picture:
+        draw_searches({"cold": cold, "warm": warm}, options.picture)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 
 from posttrain.store.errors import UserError
 from posttrain.tune.objectives import Objective, Objectives, read_measured, read_objectives
-from posttrain.tune.trial import Trial, TrialState
+from posttrain.tune.trial import Memory, Trial, TrialState
 
 
 def trial(number: int, *values: float, state: TrialState = TrialState.FINISHED) -> Trial:
@@ -21,7 +21,9 @@ def test_an_objective_is_a_name_a_mapping_or_one_already() -> None:
     greater = read_objectives(["loss", {"metric": "seconds", "maximize": False}, "f1"], maximize="f1".__eq__)
     assert greater.directions == (False, False, True)
     assert read.measured == ("loss", "accuracy", "size")
-    assert read.complete((1, 2, 3), 4, 5, 6) == (1, 2, 3, 4)
+    assert read.complete((1, 2, 3), 4, 5, Memory(6, 7)) == (1, 2, 3, 4)
+    memory = read_objectives(["gpu_memory_bytes", "loss", "memory_bytes"])
+    assert memory.complete((1,), 4, 5, Memory(6, 7)) == (7, 1, 6)
     assert read.select_measured((1, 2, 3, 4)) == (1, 2, 3)
     assert greater.losses((1, 2, 3)) == (1, 2, -3)
 
