@@ -55,11 +55,15 @@ def test_gpus_have_the_names_that_a_process_sees(
 
 
 @pytest.mark.usefixtures("nvidia")
-def test_there_is_none_where_torch_cannot_use_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_none_where_torch_cannot_use_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     assert gpus.has_gpu()
     assert gpus.free_gpu_bytes() == {}  # torch of this environment is the processor's
-    answer(monkeypatch, tmp_path, "exit 1")
+    assert not caplog.records
+    answer(monkeypatch, tmp_path, "echo RuntimeError: the driver is too old >&2; exit 1")
     assert gpus.free_gpu_bytes() == {}
+    assert caplog.messages == ["  the GPUs' memory is not known: RuntimeError: the driver is too old"]
 
 
 def test_nothing_is_asked_where_there_is_no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

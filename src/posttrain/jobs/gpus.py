@@ -2,11 +2,14 @@
 
 import gc
 import json
+import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+log = logging.getLogger("posttrain")
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """Environment variable that says which GPUs a process sees; AMD's runtime reads it too."""
@@ -33,13 +36,16 @@ def has_gpu() -> bool:
 def free_gpu_bytes() -> dict[str, int]:
     """Returns the free memory of each GPU that this process may use, by its value of `VISIBLE`.
 
-    Empty where there is none, or torch cannot use it. Takes seconds where there is one, as torch is started.
+    Empty where there is none, torch is not built for it, or fails to answer, which is logged. Takes seconds where there
+    is one, as torch is started.
     """
     if not has_gpu():
         return {}
     command = [sys.executable, "-c", _QUESTION]
     answer = subprocess.run(command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if answer.returncode:
+        lines = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]
+        log.warning("  the GPUs' memory is not known: %s", lines[-1])
         return {}
     free: list[int] = json.loads(answer.stdout.splitlines()[-1])
     names = os.environ[VISIBLE].split(",") if os.environ.get(VISIBLE) else map(str, range(len(free)))
