@@ -130,7 +130,7 @@ class Driver:
         trial, before = self._study.trials[number], self._running[number]
         if trial.ended:
             return Decision.STOP
-        self._memory[number] = memory.union(self._memory_of(number))
+        self._memory[number] = memory.maximum(self._memory_of(number))
         self._packing.measure(memory)
         seconds, tokens = before.seconds + report.seconds, before.tokens + report.tokens
         values = self._objectives.complete(report.values, seconds, tokens, self._memory[number])
@@ -159,7 +159,7 @@ class Driver:
         """Records the end of a run; `Handler.ended`."""
         before, trial = self._running.pop(number), self._study.trials[number]
         self._packing.measure(outcome.memory)
-        if trial.ended or (trial.state is TrialState.PAUSED and outcome.kind in ("returned", "interrupted", "killed")):
+        if trial.ended or (trial.state is TrialState.PAUSED and outcome.kind not in ("failed", "infeasible")):
             self._clean_up(number)
             return
         if outcome.kind == "out_of_memory" and self._running:
@@ -173,7 +173,7 @@ class Driver:
         self._interrupted.pop(number, None)
         error = outcome.error
         seconds, tokens = before.seconds + outcome.seconds, before.tokens + outcome.tokens
-        memory = outcome.memory.union(self._memory_of(number))
+        memory = outcome.memory.maximum(self._memory_of(number))
         values: tuple[float, ...] = ()
         if outcome.value is not None or trial.latest_values is not None:
             if outcome.value is not None:

@@ -33,7 +33,7 @@ class MemoryPacking:
 
     def measure(self, memory: Memory) -> None:
         """Notes the most memory that a trial has had in use."""
-        self._most = self._most.union(memory)
+        self._most = self._most.maximum(memory)
 
     def has_room(self, running: int) -> bool:
         """Returns whether one more trial fits beside those that run."""

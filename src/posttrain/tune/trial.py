@@ -73,7 +73,7 @@ class Memory(NamedTuple):
     host: int = 0
     gpu: int = 0
 
-    def union(self, other: "Memory") -> "Memory":
+    def maximum(self, other: "Memory") -> "Memory":
         """Returns the larger of both, of each kind."""
         return Memory(max(self.host, other.host), max(self.gpu, other.gpu))
 
