@@ -22,7 +22,7 @@ from posttrain.tune.backends.base import Job
 from posttrain.tune.backends.connected import ConnectedBackend
 from posttrain.tune.backends.inline import InlineBackend
 from posttrain.tune.backends.processes import ProcessBackend
-from posttrain.tune.backends.ray_cluster import RayBackend
+from posttrain.tune.backends.ray_cluster import RayBackend, RayProcess
 from posttrain.tune.backends.simulated import CurvePoint, RecordedCurves, SimulatedBackend
 from posttrain.tune.backends.slurm import SlurmBackend
 from posttrain.tune.context import TrialContext
@@ -278,6 +278,20 @@ def test_a_cluster_that_the_backend_has_started_ends_after_the_workers(monkeypat
             assert not ends
         assert ends == ["workers", "cluster"][: 1 + started]
         ends.clear()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_ray_cancels_only_a_worker_that_does_not_end(ends: bool) -> None:
+    """Ray may have given the process of a task that has ended to another, which a cancellation would kill."""
+    cancelled: list[str] = []
+    ray = SimpleNamespace(
+        wait=lambda results, timeout: (results if ends and timeout else [], []),
+        get=lambda result: (0, ""),
+        cancel=lambda result, force: cancelled.append(result),
+        exceptions=SimpleNamespace(RayError=OSError),
+    )
+    RayProcess(ray, "result").kill()
+    assert cancelled == ([] if ends else ["result"])
 
 
 def test_a_process_without_the_key_is_refused(tmp_path: Path) -> None:

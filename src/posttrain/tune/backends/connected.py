@@ -239,7 +239,11 @@ class ConnectedBackend(Backend):
         worker.process.kill()
 
     def _end_all(self) -> None:
-        for worker in (*self._idle, *self._busy.values()):
+        workers = [*self._idle, *self._busy.values()]
+        for worker in workers:  # all at once, as each may take a moment to end
+            if worker.connection is not None:
+                worker.connection.close()
+        for worker in workers:
             self._end(worker)
 
 

@@ -14,6 +14,8 @@ from posttrain.tune.backends.connected import ConnectedBackend
 
 _TAIL = 2000  # bytes of a worker's output that are brought back
 
+_END_SECONDS = 2.0  # that a worker may take to end once its connection is closed
+
 
 class RayBackend(ConnectedBackend):
     """Runs trials in processes that Ray starts; see `ConnectedBackend`.
@@ -81,7 +83,9 @@ class RayProcess:
         return "" if self._end is None else self._end[1]
 
     def kill(self) -> None:
-        if self.exit_code(0) is None:
+        # It ends by itself, as its connection is closed. Ray would end its own process too, which it might already
+        # have given to the next worker: that one would die with it.
+        if self.exit_code(_END_SECONDS) is None:
             self._ray.cancel(self._result, force=True)
 
 
