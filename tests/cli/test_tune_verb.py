@@ -60,7 +60,8 @@ def test_a_study_and_its_table(posttrain: Call, tmp_path: Path) -> None:
     assert Path(model, "model.safetensors").is_file()
     assert lines[-1] == f"posttrain train --config {out / 'best.yaml'} --out MODEL"
     assert "trial 0 at step 1: 0." in outcome.err
-    assert " · no value yet · 2 trials left" in outcome.err
+    assert " · 0 done · best 0." in outcome.err
+    assert " at step 1 (trial 0) · 2 trials left" in outcome.err
     # The same command has nothing left to do.
     again = posttrain("tune", config, "--out", out)
     assert again.out == outcome.out

@@ -107,7 +107,7 @@ def test_a_round_tunes_ranks_by_patterns(begun_loop: Callable[..., Any]) -> None
     space = {attention: [0, 2], feed_forward: [0, 4, 8]}
     lora = {"rank": 4, "ranks": {"layers.1.mlp.*": 8}}
     train = {**TRAIN, "learning_rate": 1e-2, "method": "lora", "lora": lora}
-    loop = begun_loop(rounds=1, tune={**TUNE, "space": space}, train=train)
+    loop = begun_loop(rounds=1, tune={**TUNE, "space": space, "engine": "processes", "workers": 2}, train=train)
     loop.run(until="train")
     result = tuning(loop, 1)
     # A pattern that the config lacks has the rank of the rest, which is no point of this space.
@@ -219,6 +219,8 @@ def test_too_few_records_leave_the_settings_as_they_are(begun_loop: Callable[...
         ({"scheduler": "best"}, "there is no scheduler `best`"),
         ({"metric": "acuracy"}, "tune.metric: there is no metric `acuracy` here"),
         ({"held_out": "nothing.csv"}, "tune.held_out: no such file: nothing.csv"),
+        ({"engine": "procs"}, "tune.engine: there is no engine `procs`; did you mean `processes`"),
+        ({"workers": 2}, "tune.workers: inline has no 2 workers; use tune.engine processes"),
         ({"storage": "postgresql://h/d"}, "tune.storage: a round keeps its study in the workspace"),
         ({"objectives": ["loss", "seconds"]}, "tune.objectives: a round chooses settings by one metric; name a metric"),
         ({"space": {"train.lora.gates.share": [0.2, 0.5]}}, "`train.lora.gates.share` has no value in force"),

@@ -166,7 +166,10 @@ def test_a_study(tiny_model: Path, root: Path) -> None:
     more = run(budget="4 trials", engine="processes", workers=1)
     assert more.trials[:3] == result.trials
     assert len(more.trials) == 4
-    # Other data, or another config, are another study.
+    # Other data, other parts of a training, or another config, are another study.
+    longer = tune_config(scheduler={"name": "successive_halving", "max_resource": 9}, budget="3 trials")
+    with pytest.raises(UserError, match="the scheduler's max_resource: not as the study was begun"):
+        tune_trainings(config, longer, RECORDS, root / "out", root=root)
     with pytest.raises(UserError, match="the training data: not as the study was begun"):
         tune_trainings(config, tune, rows(0, 22), root / "out", root=root)
     with pytest.raises(UserError, match="the rest of the config: not as the study was begun"):

@@ -320,3 +320,19 @@ def test_slurm_that_refuses(slurm: None, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match="--engine: Slurm's sbatch is not here; run it where jobs are submitted"):
         SlurmBackend(count_up, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alive", [True, False])
+def test_silence_is_no_hanging_where_a_trial_shows_life(alive: bool, tmp_path: Path) -> None:
+    def function(trial: TrialContext) -> float:
+        for _ in range(8):
+            time.sleep(0.5)
+            if alive:
+                trial.show_life()
+        return 1.0
+
+    handler = RecordingHandler()
+    with ProcessBackend(function, 1, silence=2.5) as backend:
+        run_jobs(backend, [job(tmp_path, 0)], handler)
+    assert handler.outcomes[0][0].kind == ("returned" if alive else "failed")

@@ -1,6 +1,10 @@
 """Budgets are read, spent and shown."""
 
+import math
+import os
+import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +27,10 @@ from posttrain.tune.trial import Trial
         ("1.5h", Budget(seconds=5400)),
         ("90s", Budget(seconds=90)),
         ("2 d", Budget(seconds=172800)),
+        ("1 hour", Budget(seconds=3600)),
+        ("1 minute", Budget(seconds=60)),
+        ("1 day", Budget(seconds=86400)),
+        ("1 gpu-minute", Budget(gpu_seconds=60)),
         ("2M tokens", Budget(tokens=2_000_000)),
         ("1.5 B tokens", Budget(tokens=1_500_000_000)),
         ("500 tokens", Budget(tokens=500)),
@@ -111,3 +119,51 @@ def test_a_study_ends_when_its_hours_are_spent() -> None:
 
 def test_durations() -> None:
     assert [format_seconds(seconds) for seconds in (0.1234, 59, 61, 3700)] == ["0.123s", "59s", "1m 1s", "1h 1m"]
+
+
+def test_a_budget_as_an_object_gets_its_price() -> None:
+    price = Price(2.0, "EUR")
+    assert Budget.read(Budget(money=5.0), price=price, accelerators=2) == Budget(money=5.0, price=price, accelerators=2)
+    with pytest.raises(UserError, match="budget: money is spent at a price, and there is none"):
+        Budget.read(Budget(money=5.0))
+
+
+def test_trials_that_fail_have_costs() -> None:
+    def function(trial: TrialContext) -> float:
+        trial.report(1, 0.5 if trial.number == 0 else math.nan, tokens=1000)
+        return 0.5
+
+    result = minimize(function, {"x": Float(0, 1)}, budget="3k tokens, 40 trials")
+    assert [trial.tokens for trial in result.trials] == [1000] * 3
+    assert result.trials[1].seconds > 0
+
+
+def test_runs_that_are_cut_off_have_costs(tmp_path: Path) -> None:
+    """A budget in seconds that is spent has nothing for another session."""
+
+    # In here, so that it is sent by value: the workers cannot import the tests.
+    def sleep(trial: TrialContext) -> float:
+        time.sleep(60)
+        return 0.0
+
+    options: dict[str, Any] = {"out": tmp_path, "engine": "processes", "workers": 1}
+    first = minimize(sleep, {"x": Float(0, 1)}, budget="1s", **options)
+    assert first.trials[0].state == "paused"
+    assert first.trials[0].seconds == pytest.approx(1.1, abs=0.5)
+    began = time.monotonic()
+    second = minimize(sleep, {"x": Float(0, 1)}, budget="1s", **options)
+    assert time.monotonic() - began < 1
+    assert second.trials == first.trials
+
+
+def test_runs_that_are_killed_have_costs() -> None:
+    def killed_once(trial: TrialContext) -> float:
+        if not (trial.folder / "again").exists():
+            (trial.folder / "again").touch()
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 0.0
+
+    result = minimize(killed_once, {"x": Float(0, 1)}, budget=1, engine="processes", workers=1)
+    assert result.trials[0].state == "finished"
+    assert result.trials[0].seconds >= 0.5

@@ -351,3 +351,58 @@ def test_initial_points_are_tried_first(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="x: 2, depth: 5, kind: b} is no point of the space"):
         minimize(quadratic, SPACE, budget="3 trials", initial=[{**best, "x": 2}], out=tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_initial_points_of_a_study_that_has_begun_are_tried(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"sampler": "random", "out": tmp_path}
+    minimize(quadratic, SPACE, budget=3, **options)
+    points = [{"x": 0.125, "depth": depth, "kind": "b"} for depth in (1, 2)]
+    result = minimize(quadratic, SPACE, budget=6, initial=points, **options)
+    assert [dict(trial.settings) for trial in result.trials[3:5]] == points
+
+
+@pytest.mark.parametrize("options", [{"sampler": {"name": "gp", "startup": 3}}, {"stop": {"gain": "1%"}}])
+def test_choices_of_lists_have_a_model(options: dict[str, Any]) -> None:
+    space = {"modules": Choice([["q", "v"], ["q", "k", "v"]]), "x": Float(0, 1)}
+    assert len(minimize(lambda trial: trial["x"] * len(trial["modules"]), space, budget=12, **options).trials) == 12
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "evolutionary", "random"])
+def test_choices_that_are_equal_in_python_are_several(sampler: str) -> None:
+    space = {"a": Choice([0, False, 1, True, 1.5]), "x": Float(0, 1)}
+    result = minimize(lambda trial: trial["x"], space, budget=40, sampler=sampler)
+    assert {repr(trial.settings["a"]) for trial in result.trials} == {"0", "False", "1", "True", "1.5"}
+
+
+def test_studies_that_share_a_database(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'all.db'}"
+    first = minimize(quadratic, SPACE, budget=3, out=tmp_path / "a" / "study", storage=url)
+    second = minimize(quadratic, SPACE, budget=2, out=tmp_path / "b" / "study", storage=url, seed=1)
+    assert len(second.trials) == 2
+    again = minimize(quadratic, SPACE, budget=3, out=tmp_path / "a" / "study", storage=url)
+    assert again.trials == first.trials
+    with pytest.raises(UserError, match="storage: a database needs a folder"):
+        minimize(quadratic, SPACE, budget=1, storage=url)
+
+
+def test_the_best_of_paused_trials_is_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Also where the session ends by an interrupt."""
+
+    def function(trial: TrialContext) -> None:
+        if trial.number == 4:
+            raise KeyboardInterrupt
+        anytime(trial)
+
+    with caplog.at_level("INFO", "posttrain"), pytest.raises(KeyboardInterrupt):
+        minimize(function, SPACE, budget=9, out=tmp_path, scheduler={**HYPERBAND, "min_resource": 1}, sampler="random")
+    assert yaml.safe_load((tmp_path / "best.yaml").read_text()).keys() == SPACE.keys()
+    assert "no value yet" not in caplog.messages[-1]
+
+
+def test_warnings_about_the_space_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    space = {"rate": Float(1e-6, 1.0)}  # an end at 1 is no edge
+    with caplog.at_level("WARNING", "posttrain"):
+        minimize(lambda trial: -trial["rate"], space, budget=4, initial=[{"rate": 1.0}])
+    few, linear = caplog.messages
+    assert "4 trials are few" in few
+    assert "try `log: true`" in linear

@@ -11,6 +11,7 @@ from posttrain.store.errors import UserError
 from posttrain.testing.samplers import SPACE, MakeSampler, SamplerContract
 from posttrain.tune.parameters import Choice, Float, Int
 from posttrain.tune.samplers.base import Sampler
+from posttrain.tune.samplers.genetic_operators import GaussianMutation, OnePointCrossover
 from posttrain.tune.samplers.initial import InitialPoints, read_points
 from posttrain.tune.samplers.registry import SAMPLERS, make_sampler
 from posttrain.tune.space import Space
@@ -127,7 +128,13 @@ def median_least(name: Any, count: int, seeds: int = 5) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "count"), [("tpe", 50), ("cmaes", 50), ("evolutionary", 80), ("staged", 50)])
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        *[("tpe", 50), ("cmaes", 50), ("evolutionary", 80), ("staged", 50)],
+        ({"name": "evolutionary", "crossover": "one_point", "mutation": "gaussian"}, 80),
+    ],
+)
 def test_samplers_that_learn_beat_random(name: str, count: int) -> None:
     assert median_least(name, count) < 0.5 * median_least("random", count, 15)
 
@@ -160,11 +167,11 @@ def test_a_staged_search_narrows_the_ranges_to_those_of_the_best_points() -> Non
     # On the grid x is -5, 0, 5 and y 1e-4, 1e-2, 1: of the nine points (0, 1e-2) and (0, 1) are the best.
     options = {"name": "staged", "points": 3, "coarse": 9, "refined": 4, "share": 0.2}
     trials = search(make_sampler(options, PLANE, 1), 20)
-    assert [trial.notes["stage"] for trial in trials] == ["coarse"] * 9 + ["refined"] * 4 + ["model"] * 7
+    assert [trial.notes["space:stage"] for trial in trials] == ["coarse"] * 9 + ["refined"] * 4 + ["model"] * 7
     assert len({(trial.drawn["x"], trial.drawn["y"]) for trial in trials[:9]}) == 9
     # Half of the distance of two points beyond: -2.5 to 2.5, and from 1e-3.
-    assert trials[9].notes["ranges"]["x"] == pytest.approx([-2.5, 2.5])
-    assert trials[9].notes["ranges"]["y"] == pytest.approx([1e-3, 1])
+    assert trials[9].notes["space:ranges"]["x"] == pytest.approx([-2.5, 2.5])
+    assert trials[9].notes["space:ranges"]["y"] == pytest.approx([1e-3, 1])
     for trial in trials[9:]:
         assert -2.5 <= trial.drawn["x"] <= 2.5
         assert trial.drawn["y"] >= 0.999e-3
@@ -209,8 +216,8 @@ def test_cmaes_follows_the_package_by_itself() -> None:
             point = reference.ask()
             proposal = sampler.propose(number, trials)
             assert proposal is not None
-            assert proposal.notes["generation"] == generation
-            np.testing.assert_array_equal(point, proposal.notes["point"])
+            assert proposal.notes["space:generation"] == generation
+            np.testing.assert_array_equal(point, proposal.notes["space:point"])
             value = float(((point - 0.2) ** 2).sum())
             solutions.append((point, value))
             trials.append(
@@ -229,6 +236,10 @@ def test_cmaes_follows_the_package_by_itself() -> None:
         ({"name": "nsga2", "population": 2, "crossover": "undx"}, "2 is out of range; give at least 3"),
         ({"name": "nsga2", "crossover": "sbxx"}, "sampler.crossover: there is no crossover `sbxx`; did you mean `sbx`"),
         ({"name": "nsga2", "crossover": 3}, "`crossover` of nsga2 is no text"),
+        ({"name": "nsga2", "population": 2.5}, "`population` of nsga2 is no whole number"),
+        ({"name": "grid", "points": 2.5}, "`points` of grid is no whole number"),
+        ({"name": "cmaes", "population": 1}, "sampler.population: 1 is out of range; give at least 2"),
+        ({"name": "cmaes", "population": -3}, "sampler.population: -3 is out of range; give at least 2"),
         ({"name": "nsga2", "mutation": "random"}, "there is no mutation `random`"),
         ({"name": "nsga2", "mutation_chance": 2}, "sampler.mutation_chance: 2 is out of range; give 0 to 1"),
         ({"name": "nsga3", "divisions": 0}, "sampler.divisions: 0 is out of range; give at least 1"),
@@ -288,3 +299,42 @@ def test_a_population_may_begin_with_points_and_has_children_as_without() -> Non
 def test_a_point_outside_the_space_is_refused(point: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="is no point of the space"):
         read_points([point], SPACE)
+
+
+def test_a_child_of_one_point_has_the_first_settings_of_one_parent() -> None:
+    import optuna
+
+    crossover, study = OnePointCrossover(), optuna.create_study()
+    parents = np.array([np.zeros(4), np.ones(4)])
+    children = {tuple(crossover.crossover(parents, np.random.RandomState(seed), study, parents)) for seed in range(50)}
+    assert children == {(0, 1, 1, 1), (0, 0, 1, 1), (0, 0, 0, 1)}
+
+
+def test_gaussian_mutations_have_a_tenth_of_the_range_as_deviation() -> None:
+    import optuna
+
+    mutation, study, generator = GaussianMutation(), optuna.create_study(), np.random.RandomState(0)
+    values = np.array([mutation.mutation(3.0, generator, study, np.array([1.0, 5.0])) for _ in range(5_000)])
+    assert values.mean() == pytest.approx(3.0, abs=0.02)
+    assert values.std() == pytest.approx(0.4, rel=0.05)
+    assert mutation.mutation(5.0, np.random.RandomState(0), study, np.array([1.0, 5.0])) == 5.0
+
+
+def test_a_staged_search_lists_no_large_grid() -> None:
+    space = Space({f"x{index}": Float(0, 1) for index in range(30)})
+    trials = [make_sampler({"name": "staged", "coarse": 5}, space, 1).propose(0, [])]
+    assert trials[0] is not None
+    assert set(trials[0].drawn.values()) <= {0.0, 0.5, 1.0}
+
+
+def test_a_large_grid_is_not_listed_either() -> None:
+    space = Space({f"x{index}": Float(0, 1) for index in range(30)})
+    proposal = make_sampler("grid", space).propose(0, [])
+    assert proposal is not None
+    assert set(proposal.drawn.values()) == {0.0}
+
+
+def test_a_grid_without_a_point_is_named() -> None:
+    space = Space({"a": Float(0, 1), "b": Float(0, 1)}, ["a > 0.6 and a < 0.9"])
+    with pytest.raises(UserError, match="no point of the grid meets the constraints"):
+        make_sampler("grid", space).propose(0, [])

@@ -163,7 +163,9 @@ def test_python_and_config_give_the_same_space() -> None:
         ({"a": Float(0, 1)}, ["a > 2"], "space.constraints: no point meets `a > 2`"),
         ({"a": Float(0, 1)}, ["b > 2"], "space.constraints: `b > 2`: there is no parameter `b`"),
         ({"a": Float(0, 1)}, ["a >"], "space.constraints: formula `a >`"),
-        ({"a": Float(0, 1), "b": Derived("sqrt(a - 2)")}, [], "space.b: `sqrt(a - 2)` has no value for a ="),
+        ({"a": Float(0, 1), "b": Derived("sqrt(a - 2)")}, [], "space.b: `sqrt(a - 2)` has no value at any point"),
+        ({"a": Float(0, 1)}, ["a < 0.001"], "space.constraints: hardly a point meets the constraints: 3 of 2,000"),
+        ({"a": Int(1, 64), "b": Int(1, 64)}, ["a * b == 64"], "derive one value from the others"),
     ],
 )
 def test_mistakes_are_named(entries: Any, constraints: list[str], problem: str) -> None:
@@ -172,11 +174,18 @@ def test_mistakes_are_named(entries: Any, constraints: list[str], problem: str) 
     assert problem in str(error.value)
 
 
-def test_constraints_that_hardly_hold_are_named() -> None:
-    # Of the 2,000 points that are drawn when a space is made, about two meet it.
-    space = Space({"a": Float(0, 1)}, ["a < 0.001"])
-    with pytest.raises(UserError, match="hardly a point meets the constraints: none of 1,000"):
-        [space.draw(np.random.default_rng(seed)) for seed in range(50)]
+def test_constraints_that_rarely_hold_are_met() -> None:
+    # One point in a hundred: each of these draws would end a study.
+    space = Space({"a": Float(0, 1)}, ["a < 0.01"])
+    assert max(space.draw(np.random.default_rng(seed))["a"] for seed in range(50)) < 0.01
+
+
+def test_points_without_a_derived_value_are_not_feasible() -> None:
+    space = Space({"a": Int(0, 3), "b": Derived("1 / a"), "c": Derived("log(a)")})
+    assert math.isnan(space.complete({"a": 0})["b"])
+    assert math.isnan(space.complete({"a": 0})["c"])
+    assert [point["a"] for point in space.grid(4)] == [1, 2, 3]
+    assert {space.draw(np.random.default_rng(seed))["a"] for seed in range(30)} == {1, 2, 3}
 
 
 def test_a_constraint_on_what_does_not_exist_is_not_asked() -> None:

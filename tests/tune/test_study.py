@@ -133,9 +133,13 @@ def test_a_changed_space_is_refused_and_migrated(tmp_path: Path) -> None:
     with Study(changed, folder=tmp_path, migrate=True) as study:
         assert study.trials[0] == before[0]
         for number in (1, 2, 3):
-            assert study.trials[number].state is TrialState.FAILED
-            assert study.trials[number].error == "is no point of the space as it is now"
-            assert study.trials[number].settings == before[number].settings
+            trial = study.trials[number]
+            assert trial.state is TrialState.EXCLUDED
+            assert trial.error == "is no point of the space as it is now"
+            assert (trial.settings, trial.drawn, trial.latest) == (before[number].settings, {}, None)
+            # What it has cost was spent all the same.
+            assert (trial.seconds, trial.tokens) == (before[number].seconds, before[number].tokens)
+        assert study.clock == 11.0
         assert {event.trial.number for event in study.events} == {0}
         assert study.start({**LORA, "method": "dora", "rate": 1e-3}).number == 4
         assert study.best is not None

@@ -362,3 +362,18 @@ def test_the_sentence_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.INFO, "posttrain"):
         minimize(bowl(0.3, 0.6), SQUARE, budget=2, sampler="random", warm_start=[tmp_path / "first"])
     assert "starts from 3 settings of first (not comparable, 6 trials)" in caplog.text
+
+
+def test_a_study_that_has_just_begun_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    space = {"x": Float(0, 1)}
+    minimize(lambda trial: trial["x"], space, budget=3, out=tmp_path / "one")
+
+    def function(trial: TrialContext) -> float:
+        if trial.number == 0:  # of the other study, which runs its first trial
+            with caplog.at_level("INFO", "posttrain"):
+                minimize(lambda inner: inner["x"], space, budget=2, warm_start=str(tmp_path), out=tmp_path / "three")
+        return 1.0
+
+    minimize(function, space, budget=1, out=tmp_path / "two")
+    assert any("two is left out: none of its trials has a value" in message for message in caplog.messages)
+    assert any("starts from 3 settings of one" in message for message in caplog.messages)

@@ -12,6 +12,7 @@ from typing import Any
 import forked
 import pytest
 
+from posttrain.tune.storage import read_name
 from posttrain.tune.study import read_study
 from posttrain.tune.trial import Trial, TrialState
 
@@ -86,7 +87,8 @@ class Study:
         process.join()
         assert process.exitcode == 0, (self.folder / "output").read_text()
         assert (self.folder / "done").exists()
-        trials = read_study(self.folder / "out", self.url, "out" if self.url else "tune")[1]
+        out = self.folder / "out"
+        trials = read_study(out, self.url, read_name(out, self.url))[1]
         lines = (self.folder / "out" / "trials.jsonl").read_text().splitlines()
         assert [json.loads(line)["number"] for line in lines] == list(range(TRIALS))
         return outcome(trials)

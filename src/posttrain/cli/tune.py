@@ -53,8 +53,12 @@ def run(
     budget: Annotated[
         str | None, typer.Option(help="Such as 50 trials, 2h, 2M tokens, 2 gpu-hours or 5 EUR; tune.budget by default.")
     ] = None,
-    engine: Annotated[str, typer.Option(help="inline; processes, ray or slurm: several at a time.")] = "inline",
-    workers: Annotated[int | None, typer.Option(min=1, help="Trials at a time; one a core by default.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="inline; processes, ray or slurm: several at a time; tune.engine by default.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Trials at a time; tune.workers, or one a core by default.")
+    ] = None,
     migrate: Annotated[
         bool, typer.Option("--migrate", help="Carry the trials over to a space that has changed since.")
     ] = False,
@@ -74,7 +78,8 @@ def run(
     from posttrain.tune.space import Space
     from posttrain.tune.study_files import FRONT_FOLDER
 
-    check_engine(engine, workers)
+    if engine is not None:
+        check_engine(engine, workers)
     add_module_folder(config.parent)
     values = read_yaml(config)
     if "tune" not in values:
@@ -94,7 +99,8 @@ def run(
             migrate=migrate,
         )
     if result.best is None:
-        raise WorkError(f"no trial has a value: {next((trial.error for trial in result.trials if trial.error), '')}")
+        reason = next((trial.error for trial in result.trials if trial.error), "the budget was spent before one had")
+        raise WorkError(f"no trial has a value: {reason}")
     if result.front:
         print_line(f"{describe_best(result.best, section.several, result.front)}; {len(result.trials)} trials in all")
         print_line(f"chosen by the rule: {section.choose}; a config of each: {out / FRONT_FOLDER}")
@@ -104,7 +110,7 @@ def run(
     for name, value in result.best.settings.items():
         print_line(f"  {name}: {value}")
     for warning in check_edges(Space(section.space, section.constraints), result.best):
-        print_line(f"{warning.text}, and go on with --migrate" if warning.fix else warning.text)
+        print_line(warning.text)
     trained = out / "trials" / f"{result.best.number:04d}" / "model"
     if (trained / SUMMARY).exists():
         print_line(f"the best trial's model: {trained}")
@@ -130,11 +136,12 @@ def show(
     """Show a study: the best trials, and how many ended how."""
     from posttrain.tune.progress import describe_best
     from posttrain.tune.stopping import read_reason
+    from posttrain.tune.storage import read_name
     from posttrain.tune.study import read_study
     from posttrain.tune.transfer.savings import describe_warm_start
     from posttrain.tune.trial import lineage, rank, schedule_to_json
 
-    goal, trials = read_study(folder, storage, _study_name(folder, storage))
+    goal, trials = read_study(folder, storage, read_name(folder, storage))
     best = goal.best_trial(trials)
     objectives = goal.objectives
     several = len(objectives) > 1
@@ -199,19 +206,16 @@ def report(
     from posttrain.web.page import check_page_file
 
     check_page_file(out)
+    from posttrain.tune.storage import read_name
     from posttrain.tune.study import read_study_events
     from posttrain.tune.transfer.savings import describe_warm_start
     from posttrain.web.study_report import write_study
 
-    goal, trials, events = read_study_events(folder, storage, _study_name(folder, storage))
+    goal, trials, events = read_study_events(folder, storage, read_name(folder, storage))
     sentences, savings = describe_warm_start(folder, goal, trials)
     warm_start = [*sentences, *([savings.sentence] if savings else [])]
     print_line(write_study(out, goal, trials, events, folder.resolve().name, warm_start))
     print_line(f"wrote {out}")
-
-
-def _study_name(folder: Path, storage: str | None) -> str:
-    return folder.resolve().name if storage else "tune"
 
 
 def _print_schedule(spans: "Sequence[Span]") -> None:

@@ -194,6 +194,8 @@ class TuneConfig(Section):
         description="In a loop: the rule by which a round searches; without it the last settings hold.",
     )
     storage: str | None = Field(default=None, description="A PostgreSQL database in place of study.db.")
+    engine: str = Field(default="inline", description="inline; processes, ray or slurm: several trials at a time.")
+    workers: int | None = Field(default=None, ge=1, description="Trials at a time; null: one a core.")
 
     @field_validator("space", mode="before")
     @classmethod

@@ -40,10 +40,10 @@ from posttrain.train.monitor.metrics import StepValues
 from posttrain.train.standalone import TrainJobConfig, train_standalone
 from posttrain.tune.api import TuneResult, check_objectives, optimize
 from posttrain.tune.backends.base import Backend
+from posttrain.tune.backends.registry import check_engine
 from posttrain.tune.backends.registry import open_backend as open_engine
 from posttrain.tune.budget import Budget
 from posttrain.tune.context import TrialContext
-from posttrain.tune.lint import check_space
 from posttrain.tune.objectives import Measured
 from posttrain.tune.schedulers.registry import make_scheduler
 from posttrain.tune.space import Space
@@ -65,7 +65,7 @@ def tune_trainings(
     *,
     root: Path,
     budget: str | None = None,
-    engine: str = "inline",
+    engine: str | None = None,
     workers: int | None = None,
     migrate: bool = False,
 ) -> TuneResult:
@@ -78,8 +78,8 @@ def tune_trainings(
         out: folder of the study; ``best.yaml`` is ready for ``posttrain train --config``.
         root: folder that the held-out file is relative to.
         budget: in place of ``tune.budget``.
-        engine: ``inline``, ``processes``, ``ray`` or ``slurm``.
-        workers: trainings at a time.
+        engine: ``inline``, ``processes``, ``ray`` or ``slurm``, in place of ``tune.engine``.
+        workers: trainings at a time, in place of ``tune.workers``.
         migrate: carry an earlier study's trials over to a space that has changed.
 
     Raises:
@@ -89,6 +89,10 @@ def tune_trainings(
     if budget is None and tune.budget is None:
         raise UserError("says nothing of what it may spend", where="tune.budget", fix="give --budget 50 trials")
     limit = tune.limit(budget)
+    check_engine(tune.engine, tune.workers, "tune.")
+    if engine is None:  # workers of the config belong to its engine
+        engine, workers = tune.engine, workers or tune.workers
+    check_engine(engine, workers)
     space = Space(tune.space, tune.constraints, "tune.space")
     check_settings(space, config.model_dump(mode="json"))
     supernet = None if tune.one_shot is None else one_shot_config(config, tune, space)
@@ -165,14 +169,12 @@ def search_trainings(
         UserError: a setting or a point cannot be used; the study was begun with other data.
         WorkError: the first trainings have all failed.
     """
-    space = Space(tune.space, tune.constraints, "tune.space")
+    space, parts = Space(tune.space, tune.constraints, "tune.space"), training_parts(tune)
     check_rank_patterns(space, trial.base, trial.model)
     base = out / _BASE
 
     def open_backend() -> Backend:
         # Now, as everything has been checked. The model is fetched once for all trials.
-        for warning in check_space(space, budget.trials):
-            log.warning("  %s", warning.text)
         return open_engine(engine, trial.with_model(fetch_once(trial.model, base)), workers)
 
     @cache
@@ -204,6 +206,8 @@ def search_trainings(
             "the held-out data": content_digest(trial.held_out),
             "the model": trial.base["model"],
             "the rest of the config": digest(_without_operations(trial)),
+            # A step is such a part of a training: with others, values of the same step cannot be compared.
+            **({"the scheduler's max_resource": str(parts)} if parts > 1 else {}),
             **({"the limits": json.dumps(dict(trial.limits))} if trial.limits else {}),
         },
         to_config=lambda best: apply_settings(trial.base, best.settings),
@@ -247,7 +251,8 @@ class TrainingTrial(MeasuredTrial):
         costs = self.shape_costs(config.train)  # before anything is trained
         while len(values) < self.parts:
             early = trial.folder.parent / EARLY_FOLDER / f"{trial.number:04d}.json"
-            measure = _StopAndMeasure((len(values) + 1) / self.parts, partial(self.measure, costs), early)
+            share = (len(values) + 1) / self.parts
+            measure = _StopAndMeasure(share, partial(self.measure, costs), early, trial.show_life)
             finished = self._train(trial.folder / _MODEL, config, measure)
             if finished:
                 lm = load_language_model(trial.folder / _MODEL, config.task, choose_precision())
@@ -295,14 +300,22 @@ class _StopAndMeasure(Callback):
         share: of the steps.
         measure: returns the value of a model.
         early: file of the early loss.
+        show_life: called after each step, as a report is due after a part alone.
 
     Attributes:
         tokens: that the steps have processed.
         value: of the model that was stopped, or several; None before.
     """
 
-    def __init__(self, share: float, measure: Callable[[LanguageModel], Measured], early: Path) -> None:
+    def __init__(
+        self,
+        share: float,
+        measure: Callable[[LanguageModel], Measured],
+        early: Path,
+        show_life: Callable[[], None],
+    ) -> None:
         self._share, self._measure, self._early, self._goal = share, measure, early, 0
+        self._show_life = show_life
         self.tokens = 0
         self.value: Measured | None = None
 
@@ -312,6 +325,7 @@ class _StopAndMeasure(Callback):
         return steps >= self._goal
 
     def on_step(self, step: StepValues) -> bool:
+        self._show_life()
         self.tokens += step.tokens
         if step.step + 1 == EARLY_STEP and math.isfinite(step.loss):
             make_folder(self._early.parent)

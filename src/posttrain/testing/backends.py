@@ -75,6 +75,13 @@ def measure_two(trial: TrialContext) -> tuple[float, float]:
     return 3.0, 4.0
 
 
+def show_life(trial: TrialContext) -> float:
+    """Reports nothing, but that it gets on."""
+    for _ in range(3):
+        trial.show_life()
+    return 1.0
+
+
 def run_jobs(backend: Backend, jobs: Sequence[Job], handler: RecordingHandler) -> None:
     """Runs jobs to their ends, as many at a time as the backend has workers."""
     waiting, count = list(jobs), sum(map(len, handler.outcomes.values()))
@@ -131,6 +138,13 @@ class BackendContract:
         assert [report.step for report in handler.reports[0]] == [1]
         assert handler.outcomes[0][0].kind == "interrupted"
         assert handler.outcomes[1][0].value == 1
+
+    def test_a_trial_that_shows_life_may_be_silent(self, make: MakeBackend, tmp_path: Path) -> None:
+        handler = RecordingHandler()
+        with make(show_life) as backend:
+            run_jobs(backend, [_job(tmp_path, 0)], handler)
+        assert handler.reports == {}
+        assert (handler.outcomes[0][0].kind, handler.outcomes[0][0].value) == ("returned", 1.0)
 
     def test_failures_are_outcomes(self, make: MakeBackend, tmp_path: Path) -> None:
         handler = RecordingHandler()

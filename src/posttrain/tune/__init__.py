@@ -9,6 +9,7 @@ __all__ = [
     "Infeasible",
     "Int",
     "Objective",
+    "Price",
     "Space",
     "TrialContext",
     "TuneResult",
@@ -19,6 +20,7 @@ __all__ = [
 if TYPE_CHECKING:
     from posttrain.tune import spaces
     from posttrain.tune.api import TuneResult, minimize
+    from posttrain.tune.budget import Price
     from posttrain.tune.context import Infeasible, TrialContext
     from posttrain.tune.objectives import Objective
     from posttrain.tune.parameters import Choice, Derived, Float, Int
@@ -36,6 +38,7 @@ def __getattr__(name: str) -> Any:
         "Infeasible": "context",
         "Int": "parameters",
         "Objective": "objectives",
+        "Price": "budget",
         "Space": "space",
         "TrialContext": "context",
         "TuneResult": "api",

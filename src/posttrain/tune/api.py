@@ -1,5 +1,6 @@
 """``posttrain.tune.minimize``: the best settings of any function."""
 
+import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,6 +15,7 @@ from posttrain.tune.backends.base import Backend, TrialFunction
 from posttrain.tune.backends.registry import check_engine, open_backend
 from posttrain.tune.budget import Budget, Price, read_gain
 from posttrain.tune.driver import Driver
+from posttrain.tune.lint import check_edges, check_space
 from posttrain.tune.objectives import KNEE, Objective, Objectives, read_objectives
 from posttrain.tune.progress import ProgressLines
 from posttrain.tune.samplers.base import Sampler, SearchContext
@@ -24,7 +26,7 @@ from posttrain.tune.schedulers.base import Scheduler
 from posttrain.tune.schedulers.registry import make_scheduler
 from posttrain.tune.space import Space
 from posttrain.tune.stopping import GainRule
-from posttrain.tune.storage import STUDY_FILE
+from posttrain.tune.storage import STUDY_FILE, begin_name
 from posttrain.tune.study import Study
 from posttrain.tune.study_files import StudyFiles
 from posttrain.tune.transfer.past import PastStudy, Task, early_value, read_past, write_task
@@ -38,6 +40,8 @@ from posttrain.tune.transfer.warm_start import (
 )
 from posttrain.tune.trial import Span, Trial, lineage
 from posttrain.tune.versions import Goal
+
+log = logging.getLogger("posttrain")
 
 _TRIALS_FOLDER, _LOCK = "trials", "lock"
 
@@ -153,7 +157,7 @@ def minimize(
         engine: ``inline``; ``processes``, ``ray`` or ``slurm`` for several trials at a time.
         workers: trials at a time; by default as many as there are cores.
         silence: seconds without a report after which a trial in a process counts as hanging.
-        storage: a PostgreSQL database in place of ``study.db``.
+        storage: a PostgreSQL database in place of ``study.db``; needs ``out``.
         migrate: carry an earlier study's trials over to a space that has changed.
         objectives: several objectives, such as ``["loss", Objective("accuracy", maximize=True), "seconds"]``; those
             named ``seconds``, ``tokens``, ``memory_bytes`` and ``gpu_memory_bytes`` are what a trial has spent. The
@@ -180,7 +184,8 @@ def minimize(
     several = read_objectives(objectives, choose) if objectives else None
     if several is not None:
         check_objectives(several, engine, stops_early=stop is not None, starts_warm=bool(warm_start))
-    return optimize(
+    space = Space.of(space)
+    result = optimize(
         lambda: open_backend(engine, function, workers, silence),
         space,
         budget=Budget.read(budget, price=price, accelerators=accelerators),
@@ -196,6 +201,9 @@ def minimize(
         past=_read_past(warm_start, out),
         task=lambda trials: Task({**(features or {}), **early_value(trials)}),
     )
+    for warning in [] if result.best is None else check_edges(space, result.best):
+        log.warning("  %s", warning.text)
+    return result
 
 
 def optimize(
@@ -265,7 +273,7 @@ def optimize(
                 space,
                 folder=folder,
                 url=storage,
-                name="tune" if folder is None or storage is None else folder.resolve().name,
+                name=begin_name(folder, storage),
                 objective=objective,
                 maximize=maximize,
                 identity=identity,
@@ -292,7 +300,10 @@ def optimize(
             if folder is not None:
                 write_task(folder, goal, task(study.trials), bool(warm_start.sources))
 
+        study.export()  # so that a folder with a task has trials, though none yet
         keep_task()
+        for warning in check_space(space, budget.trials):
+            log.warning("  %s", warning.text)
         chosen_sampler.begin(SearchContext(budget, backend.workers, warm_start.sources))
         driver = Driver(study, chosen_sampler, chosen_scheduler, backend, budget, trials_folder, seed, rule)
         lines = ProgressLines(study, budget, lambda: driver.spent)
@@ -307,7 +318,7 @@ def optimize(
                 rule.keep(study.trials)
         finally:
             keep_task()
-        files.write()
+            files.write()
         return TuneResult(study.best, tuple(study.trials), tuple(study.front))
 
 

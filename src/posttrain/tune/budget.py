@@ -11,11 +11,13 @@ from posttrain.tune.trial import Trial
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]+(?:-[a-zA-Z]+)?)(?:\s+(tokens?))?")
 
-_SECONDS = {"s": 1, "sec": 1, "seconds": 1, "m": 60, "min": 60, "minutes": 60, "h": 3600, "hours": 3600, "d": 86400}
+_UNITS = {1: "s sec second seconds", 60: "m min minute minutes", 3600: "h hour hours", 86400: "d day days"}
+
+_SECONDS = {unit: seconds for seconds, units in _UNITS.items() for unit in units.split()}
 
 _MULTIPLES = {"k": 10**3, "M": 10**6, "B": 10**9, "G": 10**9}
 
-_GPU_SECONDS = {"gpu-hour": 3600, "gpu-hours": 3600, "gpu-h": 3600, "gpu-minutes": 60, "gpu-min": 60}
+_GPU_SECONDS = {f"gpu-{unit}": seconds for unit, seconds in _SECONDS.items()}
 
 _CURRENCY = re.compile(r"[A-Z]{3}")
 
@@ -85,7 +87,11 @@ class Budget:
             UserError: the text is no budget, a part of it is nothing, or its currency is not that of the price.
         """
         if isinstance(value, cls):
-            return value
+            if value.money is not None and (price or value.price) is None:
+                raise UserError("money is spent at a price, and there is none", where=where, fix="give a price")
+            if price is None and accelerators == 1:
+                return value
+            return replace(value, price=price or value.price, accelerators=accelerators)
         if isinstance(value, int) and not isinstance(value, bool):
             value = f"{value} trials"
         parts = [part.strip() for part in str(value).split(",")] if value is not None else []

@@ -54,10 +54,11 @@ class TrialContext:
         resource: int | None,
         seed: int,
         report: Callable[[int, Measured, int], Decision],
+        show_life: Callable[[], None] = lambda: None,
     ) -> None:
         self.number, self.settings, self.folder = number, settings, folder
         self.start, self.resource, self.seed = start, resource, seed
-        self._report = report
+        self._report, self._show_life = report, show_life
 
     def __getitem__(self, name: str) -> Any:
         return self.settings[name]
@@ -79,3 +80,10 @@ class TrialContext:
         decision = self._report(int(step), value, int(tokens))
         if decision is not Decision.CONTINUE:
             raise TrialInterrupted(decision)
+
+    def show_life(self) -> None:
+        """Says that the trial gets on, where the next report is far; costs nothing to call after each step.
+
+        A trial in another process that is silent for an hour, or as long as `minimize` says, counts as hanging.
+        """
+        self._show_life()

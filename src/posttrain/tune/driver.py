@@ -1,7 +1,6 @@
 """Runs a study: asks the scheduler and the sampler, has a backend run trials, and records what happens."""
 
 import math
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,14 +8,6 @@ from typing import Any
 import numpy as np
 
 from posttrain.store.errors import WorkError
-from posttrain.store.files import (
-    disk_errors,
-    remove_abandoned_folders,
-    remove_tree,
-    sync_folder,
-    sync_tree,
-    temporary_folder,
-)
 from posttrain.tune.backends.base import Backend, Job, Outcome
 from posttrain.tune.budget import Budget, Spent
 from posttrain.tune.events import Event
@@ -27,6 +18,7 @@ from posttrain.tune.schedulers.base import Decision, Promote, Scheduler, Start
 from posttrain.tune.stopping import GainRule
 from posttrain.tune.study import Study
 from posttrain.tune.trial import UNKNOWN_MEMORY, Fork, Memory, Report, Trial, TrialState
+from posttrain.tune.trial_folders import TrialFolders
 
 _RUNS_AFTER_KILLS = 1  # a trial whose process was killed is run again so many times
 
@@ -35,6 +27,8 @@ _FAILURES = 5  # so many trials that fail, and none that does not, end the study
 _INFEASIBLE = 100  # trials that end a study, if none has a value: a budget that they do not use would never be spent
 
 _GRACE = 0.1  # of a budget in seconds, that running trials get to report and pause when it is spent
+
+_CLOCK_SECONDS = 10.0  # between records of the time while nothing happens: a driver that is killed loses no more of it
 
 Observer = Callable[[Trial], None]
 """Called with each trial that has reported, or has ended."""
@@ -67,11 +61,13 @@ class Driver:
     ) -> None:
         self._stop_rule = stop
         self._study, self._sampler, self._scheduler, self._backend = study, sampler, scheduler, backend
-        self._budget, self._folder, self._seed = budget, folder, seed
+        self._budget, self._seed = budget, seed
+        self._folders = TrialFolders(study, folder)
         self._observe: Observer = lambda trial: None
         self._objectives = study.objectives
         self._interrupted: dict[int, None] = {}  # to be run on, in their order
         self._running: dict[int, Trial] = {}  # as they were when their run began
+        self._began: dict[int, float] = {}  # when that was, in seconds of the study
         self._kills: dict[int, int] = {}
         self._alone: set[int] = set()  # trials whose memory ran out beside others: they have it to themselves
         self._memory: dict[int, Memory] = {}
@@ -82,15 +78,13 @@ class Driver:
         self._tokens = sum(trial.tokens for trial in study.trials)
         self._work = sum(trial.seconds for trial in study.trials)
         self._offset = study.clock - backend.clock()
-        last = {event.trial.number: event.order for event in study.events}
+        last = {event.trial.number: event.order for event in study.events if event.kind != "cut"}
         for event in study.events:
             self._replay(event, event.order == last[event.trial.number])
-        self._kept = self._best_finished()
-        remove_abandoned_folders(self._copies)
         for trial in study.trials:  # of a session that was killed before it could
             self._carry_out_fork(trial)
         for trial in study.trials:
-            self._clean_up(trial.number)
+            self._folders.clean_up(trial.number)
 
     @property
     def seconds(self) -> float:
@@ -112,18 +106,21 @@ class Driver:
             WorkError: the first trials of the session have all failed.
         """
         self._observe = observe or self._observe
-        deadline = None
-        while True:
-            if not self._is_spent():
-                self._fill()
-            if not self._running:
-                return
-            if self._budget.seconds is not None:
-                deadline = self._budget.seconds * (1 + _GRACE)
-            if deadline is not None and self.seconds >= deadline:
-                self._kill_running()
-                return
-            self._backend.wait(self, None if deadline is None else deadline - self.seconds)
+        deadline = math.inf if self._budget.seconds is None else self._budget.seconds * (1 + _GRACE)
+        longest = math.inf if self._study.folder is None else _CLOCK_SECONDS
+        try:
+            while True:
+                if not self._is_spent():
+                    self._fill()
+                if not self._running or self.seconds >= deadline:
+                    return
+                seconds = min(deadline - self.seconds, longest)
+                self._backend.wait(self, seconds if math.isfinite(seconds) else None)
+                if self.seconds - self._study.clock >= longest:
+                    self._study.keep_clock(self.seconds)
+        finally:
+            self._kill_running()
+            self._study.keep_clock(self.seconds)
 
     def report(self, number: int, report: Report, memory: Memory) -> Decision:
         """Records a report and returns the decision on it; `Handler.report`."""
@@ -135,13 +132,15 @@ class Driver:
         seconds, tokens = before.seconds + report.seconds, before.tokens + report.tokens
         values = self._objectives.complete(report.values, seconds, tokens, self._memory[number])
         if (bad := self._objectives.infinite(values)) is not None:
-            self._end(number, TrialState.FAILED, error=f"the {bad[0]} at step {report.step} is {bad[1]}")
+            self._add_costs(trial, seconds, tokens)
+            error = f"the {bad[0]} at step {report.step} is {bad[1]}"
+            memory = self._memory[number]
+            self._end(number, TrialState.FAILED, error=error, seconds=seconds, tokens=tokens, memory=memory)
             return Decision.STOP
         decision = Decision.CONTINUE
         if report.step > trial.step:  # a run that began before the last report repeats some
             whole = Report(report.step, values[0], seconds, tokens, values[1:])
-            self._tokens += whole.tokens - trial.tokens
-            self._work += whole.seconds - trial.seconds
+            self._add_costs(trial, seconds, tokens)
             self._study.report(number, whole, self.seconds)
             decision = self._scheduler.report_values(number, report.step, self._objectives.losses(values))
             if decision is Decision.STOP:
@@ -160,13 +159,15 @@ class Driver:
         before, trial = self._running.pop(number), self._study.trials[number]
         self._packing.measure(outcome.memory)
         if trial.ended or (trial.state is TrialState.PAUSED and outcome.kind not in ("failed", "infeasible")):
-            self._clean_up(number)
+            self._folders.clean_up(number)
             return
         if outcome.kind == "out_of_memory" and self._running:
+            self._cut(number, before, outcome.seconds, outcome.tokens)
             self._alone.add(number)
             self._interrupted.setdefault(number)
             return
         if outcome.kind == "killed" and self._kills.get(number, 0) < _RUNS_AFTER_KILLS:
+            self._cut(number, before, outcome.seconds, outcome.tokens)
             self._kills[number] = self._kills.get(number, 0) + 1
             self._interrupted.setdefault(number)
             return
@@ -185,8 +186,7 @@ class Driver:
             error = "it reported no value and returned none"
         elif not error and (bad := self._objectives.infinite(values)) is not None:
             error = f"its {bad[0]} is {bad[1]}"
-        self._tokens += max(0, tokens - trial.tokens)
-        self._work += max(0.0, before.seconds + outcome.seconds - trial.seconds)
+        self._add_costs(trial, seconds, tokens)
         self._end(
             number,
             TrialState.FAILED if error else TrialState.FINISHED,
@@ -197,7 +197,18 @@ class Driver:
             memory=memory,
             feasible=outcome.kind != "infeasible",
         )
-        self._clean_up(number)
+        self._folders.clean_up(number)
+
+    def _add_costs(self, trial: Trial, seconds: float, tokens: int) -> None:
+        """Adds what a trial has spent in all to what was known of it."""
+        self._work += max(0.0, seconds - trial.seconds)
+        self._tokens += max(0, tokens - trial.tokens)
+
+    def _cut(self, number: int, before: Trial, seconds: float, tokens: int = 0) -> None:
+        """Records the costs of a run that was killed; its trial is run again."""
+        seconds, tokens = before.seconds + seconds, before.tokens + tokens
+        self._add_costs(self._study.trials[number], seconds, tokens)
+        self._study.cut(number, seconds, tokens, self.seconds)
 
     def _replay(self, event: Event, last: bool) -> None:
         """Tells the scheduler what happened in an earlier session, and acts on a decision that was not carried out.
@@ -206,6 +217,8 @@ class Driver:
             event: what happened.
             last: whether nothing has happened to the trial since.
         """
+        if event.kind == "cut":
+            return
         number, values = event.trial.number, event.values
         if event.kind == "start":
             self._scheduler.started(number, values["resource"], event.trial.notes)
@@ -307,34 +320,25 @@ class Driver:
         if fork is None:
             return
         parent, replaced = (self._study.trials[number] for number in (fork.parent, fork.replaces))
-        source, target = self._trial_folder(parent.number), self._trial_folder(trial.number)
+        begun = trial.ended or trial.reports or self._folders.path(trial.number).exists()
         # A backend that keeps no folders needs none.
-        if not (trial.ended or trial.reports or target.exists()) and (source.exists() or parent.ended):
+        if not begun and (self._folders.path(parent.number).exists() or parent.ended):
             if parent.step != fork.step or parent.ended:
                 self._interrupted.pop(trial.number, None)
                 error = f"the checkpoint of trial {parent.number} at step {fork.step} is gone"
                 self._end(trial.number, TrialState.FAILED, error=error)
             else:
-                self._copy(source, target)
+                self._folders.copy(parent.number, trial.number)
         if not replaced.ended:
             number = replaced.number
             self._interrupted.pop(number, None)
             values = replaced.latest_values or ()
             self._end(number, TrialState.STOPPED, values=values, memory=self._memory_of(number))
-            self._clean_up(number)
-
-    def _copy(self, source: Path, target: Path) -> None:
-        """Copies a folder as a whole or, if it is killed, not at all."""
-        with temporary_folder(self._copies) as folder, disk_errors(target):
-            # Links are followed: the parent's folder changes.
-            shutil.copytree(source, folder / target.name, ignore_dangling_symlinks=True)
-            sync_tree(folder / target.name)
-            (folder / target.name).replace(target)
-            sync_folder(target.parent)
+            self._folders.clean_up(number)
 
     def _run(self, trial: Trial) -> None:
-        self._running[trial.number] = trial
-        folder = self._trial_folder(trial.number)
+        self._running[trial.number], self._began[trial.number] = trial, self.seconds
+        folder = self._folders.path(trial.number)
         seed = int(np.random.SeedSequence([self._seed, trial.number]).generate_state(1)[0])
         names = self._objectives.measured
         self._backend.start(Job(trial.number, trial.settings, folder, trial.step, trial.resource, seed, names))
@@ -344,33 +348,17 @@ class Driver:
 
     def _kill_running(self) -> None:
         """Ends runs that have not paused in time; they are resumed from their checkpoints by the next session."""
-        for number in list(self._running):
+        for number, before in list(self._running.items()):
             self._backend.kill(number)
             del self._running[number]
-            self._study.set_running(number, False)
+            if self._study.trials[number].state is TrialState.RUNNING:
+                self._cut(number, before, self.seconds - self._began[number])
+                self._study.set_running(number, False)
 
     @property
     def _remaining(self) -> int:
         """The number of trials that run, and are not about to pause."""
         return sum(number not in self._interrupted for number in self._running)
-
-    @property
-    def _copies(self) -> Path:
-        return self._folder / "copies"
-
-    def _trial_folder(self, number: int) -> Path:
-        return self._folder / f"{number:04d}"
-
-    def _best_finished(self) -> int | None:
-        best = self._study.best
-        return best.number if best is not None and best.state is TrialState.FINISHED else None
-
-    def _clean_up(self, number: int) -> None:
-        """Removes the folders of trials that have ended, but the best one's."""
-        before, self._kept = self._kept, self._best_finished()
-        for other in {number, before}:
-            if other is not None and other != self._kept and self._study.trials[other].ended:
-                remove_tree(self._trial_folder(other))
 
 
 def _concerned(choice: Start | Promote) -> tuple[int, ...]:

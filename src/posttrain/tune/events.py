@@ -2,20 +2,23 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import optuna
 from optuna.trial import FrozenTrial
 
 from posttrain.tune.trial import Fork, Report, Trial, TrialState
 
-EventKind = Literal["start", "report", "end"]
+EventKind = Literal["start", "report", "cut", "end"]
 
 TRIAL_KEY = "trial"
 """The attribute with a trial's settings, drawn values, notes and fork."""
 
 EXCLUDED_KEY = "excluded"
 """The attribute with the reason why a trial of an earlier space does not count any more."""
+
+CLOCK_KEY = "clock"
+"""The attribute of a study with the seconds that it has been worked on; each event has them, too."""
 
 OPTUNA_STATES = {
     TrialState.RUNNING: optuna.trial.TrialState.RUNNING,
@@ -24,6 +27,7 @@ OPTUNA_STATES = {
     TrialState.FINISHED: optuna.trial.TrialState.COMPLETE,
     TrialState.STOPPED: optuna.trial.TrialState.PRUNED,
     TrialState.FAILED: optuna.trial.TrialState.FAIL,
+    TrialState.EXCLUDED: optuna.trial.TrialState.FAIL,
 }
 
 
@@ -32,11 +36,12 @@ class Event:
     """Something that happened to a trial.
 
     Attributes:
-        kind: ``start`` of a run, ``report``, or ``end``.
+        kind: ``start`` of a run, ``report``, ``cut``, which is a run that was killed, or ``end``.
         order: its number in the study, from 0.
         clock: seconds that the study had been worked on.
-        values: of a start its ``resource``; of a report those of a `Report`; of an end ``state``, ``value``,
-            ``others``, ``error``, ``seconds``, ``tokens``, ``memory_bytes`` and ``gpu_memory_bytes``.
+        values: of a start its ``resource``; of a report those of a `Report`; of a cut ``seconds`` and ``tokens`` of the
+            trial in all; of an end ``state``, ``value``, ``others``, ``error``, ``seconds``, ``tokens``,
+            ``memory_bytes`` and ``gpu_memory_bytes``.
         trial: the trial after the event.
     """
 
@@ -47,8 +52,24 @@ class Event:
     trial: Trial
 
 
+class History(NamedTuple):
+    """The events of a study, and what follows from them.
+
+    Attributes:
+        trials: as they are now, by number.
+        events: all events of the trials that are not excluded, in their order.
+        next: the order of the next event.
+        clock: seconds that the study had been worked on at the last event.
+    """
+
+    trials: list[Trial]
+    events: list[Event]
+    next: int
+    clock: float
+
+
 def attribute_key(kind: EventKind, number: int) -> str:
-    """Returns the attribute of an event: the ``number`` is that of the run, or the step of the report."""
+    """Returns the attribute of an event: the ``number`` is that of the run or the cut, or the step of the report."""
     return kind if kind == "end" else f"{kind}:{number}"
 
 
@@ -61,6 +82,8 @@ def advance(trial: Trial, kind: EventKind, values: Mapping[str, Any]) -> Trial:
         report = Report(values["step"], values["value"], values["seconds"], values["tokens"], others)
         reports = (*trial.reports, report)
         return replace(trial, reports=reports, seconds=report.seconds, tokens=report.tokens)
+    if kind == "cut":
+        return replace(trial, seconds=values["seconds"], tokens=values["tokens"])
     return replace(
         trial,
         **{name: values[name] for name in ("value", "error", "seconds", "tokens", "memory_bytes")},
@@ -70,31 +93,39 @@ def advance(trial: Trial, kind: EventKind, values: Mapping[str, Any]) -> Trial:
     )
 
 
-def read_events(stored: Sequence[FrozenTrial]) -> tuple[list[Trial], list[Event]]:
-    """Returns the trials as they are now, by number, and all events in their order."""
+def read_events(stored: Sequence[FrozenTrial], *, exclude: bool = True) -> History:
+    """Returns the history of a study.
+
+    Args:
+        stored: its trials, as Optuna has them.
+        exclude: whether trials that are no points of the space are excluded; otherwise they are as they were before.
+    """
     trials: list[Trial] = []
     raw: list[tuple[int, EventKind, int, Mapping[str, Any]]] = []
     for frozen in stored:
-        attributes = frozen.system_attrs
-        content = dict(attributes[TRIAL_KEY])
+        content = dict(frozen.system_attrs[TRIAL_KEY])
         fork = content.pop("fork", None)
         trials.append(Trial(frozen.number, **content, fork=None if fork is None else Fork(**fork)))
-        if EXCLUDED_KEY in attributes:
-            trials[-1] = replace(trials[-1], state=TrialState.FAILED, error=attributes[EXCLUDED_KEY])
-            continue
-        for kind in ("start", "report", "end"):
+        for kind in ("start", "report", "cut", "end"):
             prefix = attribute_key(kind, 0).removesuffix("0")
             raw += [
                 (values["order"], kind, frozen.number, values)
-                for key, values in attributes.items()
+                for key, values in frozen.system_attrs.items()
                 if key.startswith(prefix)
             ]
+    raw.sort(key=lambda item: item[0])
     events: list[Event] = []
-    for order, kind, number, values in sorted(raw, key=lambda item: item[0]):
+    for order, kind, number, values in raw:
         trials[number] = advance(trials[number], kind, values)
         events.append(Event(kind, order, values["clock"], values, trials[number]))
+    excluded = {frozen.number for frozen in stored if exclude and EXCLUDED_KEY in frozen.system_attrs}
     for frozen in stored:
         trial = trials[frozen.number]
-        if frozen.state is optuna.trial.TrialState.WAITING and not trial.ended:
+        if frozen.number in excluded:
+            costs = {name: getattr(trial, name) for name in ("seconds", "tokens", "memory_bytes", "gpu_memory_bytes")}
+            empty = Trial(trial.number, trial.settings, {}, TrialState.EXCLUDED, **costs, fork=trial.fork)
+            trials[frozen.number] = replace(empty, error=frozen.system_attrs[EXCLUDED_KEY])
+        elif frozen.state is optuna.trial.TrialState.WAITING and not trial.ended:
             trials[frozen.number] = replace(trial, state=TrialState.PAUSED)
-    return trials, events
+    order, clock = (raw[-1][0] + 1, raw[-1][3]["clock"]) if raw else (0, 0.0)
+    return History(trials, [event for event in events if event.trial.number not in excluded], order, clock)

@@ -54,7 +54,9 @@ class Formula:
     _node: Node
 
     def value(self, values: Mapping[str, Any]) -> Any:
-        """Returns the value: a number, a truth value or a text; NaN where it is unknown, as for a division by zero.
+        """Returns the value: a number, a truth value or a text.
+
+        It is NaN where it is unknown, as for a division by zero, the logarithm of 0, or a power that is too large.
 
         Raises:
             KeyError: ``values`` lacks one of ``names``.
@@ -62,7 +64,9 @@ class Formula:
         """
         try:
             return self._node(values)
-        except (TypeError, ValueError, OverflowError) as error:
+        except (ValueError, OverflowError):
+            return math.nan
+        except TypeError as error:
             known = ", ".join(f"{name} = {values[name]!r}" for name in self.names)
             raise UserError(f"`{self.text}` has no value for {known}: {error}", where=self.where) from None
 

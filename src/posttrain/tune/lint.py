@@ -1,7 +1,7 @@
 """Warnings about a search space: too large for its budget, linear in place of logarithmic, the best on an edge."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from posttrain.tune.parameters import Choice, Float, Int, Parameter, is_number
@@ -22,12 +22,10 @@ class SpaceWarning:
     Attributes:
         parameter: its name; empty where the whole space is meant.
         text: one line.
-        fix: the space with a better range, where there is one.
     """
 
     parameter: str
     text: str
-    fix: Space | None = None
 
 
 def check_space(space: Space, trials: int | None = None) -> list[SpaceWarning]:
@@ -52,7 +50,7 @@ def check_space(space: Space, trials: int | None = None) -> list[SpaceWarning]:
             text = (
                 f"`{name}` from {low:g} to {high:g} is linear: of ten trials nine lie above {tenth:g}; try `log: true`"
             )
-            warnings.append(SpaceWarning(name, text, space.replace(name, replace(parameter, log=True))))
+            warnings.append(SpaceWarning(name, text))
     return warnings
 
 
@@ -62,10 +60,11 @@ def wanted_trials(space: Space) -> int:
 
 
 def check_edges(space: Space, best: Trial) -> list[SpaceWarning]:
-    """Returns the numbers of the best trial that lie on an edge of their range, with a wider space.
+    """Returns the numbers of the best trial that lie on an edge of their range, with a wider range.
 
     Ends at 0 and 1 are taken for natural limits, as of a share or a count, and are not reported. Choices of numbers
-    have edges, too, but no wider space: only the user knows what may follow.
+    have edges, too, but no wider range: only the user knows what may follow. Of two values each is an edge, which says
+    nothing.
     """
     warnings = []
     for name, parameter in space.parameters.items():
@@ -74,44 +73,50 @@ def check_edges(space: Space, best: Trial) -> list[SpaceWarning]:
         value = best.drawn[name]
         text = f"the best `{name}`, {value:g}, is on the {'lower' if side < 0 else 'upper'} edge of its range"
         if isinstance(parameter, Float | Int):
-            wider = _widened(parameter, side)
-            text += f"; widen it to {wider.low:g} to {wider.high:g}"
-            warnings.append(SpaceWarning(name, text, space.replace(name, wider)))
+            low, high = _widened(parameter, side)
+            text += f"; widen it to {low:g} to {high:g}, and go on with --migrate"
         else:
-            warnings.append(SpaceWarning(name, f"{text}; add values beyond it"))
+            text += "; add values beyond it"
+        warnings.append(SpaceWarning(name, text))
     return warnings
 
 
 def _edge(parameter: Parameter, value: Any) -> int | None:
     """Returns -1 for the lower edge, 1 for the upper one, None for neither."""
     if isinstance(parameter, Choice):
-        # Of two values each is an edge.
         if value in (0, 1) or len(parameter.values) < 3 or not all(map(is_number, parameter.values)):
             return None
         return -1 if value == min(parameter.values) else 1 if value == max(parameter.values) else None
-    share = parameter.to_unit(value)
+    assert isinstance(parameter, Float | Int)
     if isinstance(parameter, Int):
         low, high = value == parameter.low, value == parameter.high
+        if parameter.high - parameter.low < 2:
+            return None
     else:
+        share = parameter.to_unit(value)
         low, high = share <= _EDGE, share >= 1 - _EDGE
-    assert isinstance(parameter, Float | Int)
     if low and parameter.low not in (0, 1):
         return -1
     return 1 if high and parameter.high not in (0, 1) else None
 
 
-def _widened(parameter: Float | Int, side: int) -> Float | Int:
-    """Returns a range that goes on for a factor of 10 if it is logarithmic, else for its own width."""
+def _widened(parameter: Float | Int, side: int) -> tuple[float, float]:
+    """Returns the ends of a range that goes on for a factor of 10 if it is logarithmic, else for its own width.
+
+    A real range within 0 to 1 is taken for that of a share, and stays within.
+    """
     low, high = float(parameter.low), float(parameter.high)
+    is_share = isinstance(parameter, Float) and not parameter.log and low >= 0 and high <= 1
     if side > 0:
         high = high * 10 if parameter.log else high + (high - low)
+        high = min(high, 1.0) if is_share else high
     else:
         below = low / 10 if parameter.log else low - (high - low)
         # A positive number stays one: its sign is hardly an accident.
         low = max(below, 0.0) if low > 0 else below
     if isinstance(parameter, Int):
-        return replace(parameter, low=max(1, round(low)) if parameter.log else round(low), high=round(high))
-    return replace(parameter, low=low, high=high)
+        return float(max(1, round(low)) if parameter.log else round(low)), float(round(high))
+    return low, high
 
 
 def _points(space: Space) -> float:

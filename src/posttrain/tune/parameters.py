@@ -158,10 +158,11 @@ class Choice(Parameter):
         return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
 
     def to_unit(self, value: Any) -> float:
-        return (self._index(value) + 0.5) / len(self.values)
+        return (self.index(value) + 0.5) / len(self.values)
 
-    def _index(self, value: Any) -> int:
-        # Not by `index`: True equals 1.
+    def index(self, value: Any) -> int:
+        """Returns the index of a value."""
+        # Not by that of the sequence: True equals 1.
         return next(at for at, known in enumerate(self.values) if known == value and type(known) is type(value))
 
     def __contains__(self, value: object) -> bool:

@@ -68,6 +68,8 @@ def check_part(
         kind = _KINDS.get(type(default), "number")
         if _KINDS.get(type(content), "number") != kind or not isinstance(content, int | float | str):
             raise UserError(f"`{option}` of {name} is no {kind}", where=where)
+        if known[option].annotation in (int, int | None) and content != int(content):
+            raise UserError(f"`{option}` of {name} is no whole number", where=where)
     if missing := [
         key for key, parameter in known.items() if parameter.default is parameter.empty and key not in options
     ]:

@@ -30,7 +30,7 @@ class ProgressLines:
 
     def __call__(self, trial: Trial) -> None:
         """Logs a line for a new best, and otherwise at most every two seconds."""
-        best = self._study.best if trial.ended else self._best
+        best = self._study.best
         is_better = best is not None and (self._best is None or best.number != self._best.number)
         self._best = best
         now = time.monotonic()

@@ -18,7 +18,10 @@ Settings = Mapping[str, Any]
 
 _CHECKED_POINTS = 2_000  # drawn to find out whether the conditions and the constraints can hold
 
-_MAX_DRAWS = 1_000  # of one point, until the constraints hold
+_LEAST_FEASIBLE = 10  # of them: where the constraints hold more rarely, a search would draw for ever
+
+MAX_DRAWS = 5_000
+"""Draws of one point, until the constraints hold."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class Space:
         self.parameters: Mapping[str, Parameter] = {
             item.name: item.entry for item in self._items if isinstance(item.entry, Parameter)
         }
+        self._formulas = {item.name: item.formula for item in self._items if item.formula is not None}
         self.constraints = tuple(constraints)
         self._constraints = [parse_formula(text, f"{where}.constraints") for text in constraints]
         for formula in self._constraints:
@@ -98,7 +102,8 @@ class Space:
         """Returns a whole point, in the order of the entries.
 
         Args:
-            drawn: a value for each parameter, or for those that exist; others are left out.
+            drawn: a value for each parameter, or for those that exist; others are left out. A derived value that has
+                none there, such as the logarithm of 0, is NaN.
         """
         values: dict[str, Any] = {}
         for item in self._items:
@@ -121,7 +126,9 @@ class Space:
         return _exists(next(item for item in self._items if item.name == name), values)
 
     def is_feasible(self, point: Settings) -> bool:
-        """Returns whether a whole point meets the constraints."""
+        """Returns whether a whole point meets the constraints, and all values that are derived are numbers there."""
+        if any(_is_undefined(point.get(name)) for name in self._formulas):
+            return False
         return all(
             formula.holds(point) for formula in self._constraints if all(name in point for name in formula.names)
         )
@@ -164,14 +171,18 @@ class Space:
         """Draws values that meet the constraints, uniformly over the unit cube.
 
         Raises:
-            UserError: none of 1,000 points meets them.
+            UserError: none of 5,000 points meets them.
         """
-        for _ in range(_MAX_DRAWS):
+        for _ in range(MAX_DRAWS):
             drawn = self.from_unit(generator.random(len(self.parameters)))
             if self.is_feasible(self.complete(drawn)):
                 return drawn
-        raise UserError(
-            f"hardly a point meets the constraints: none of {_MAX_DRAWS:,}",
+        raise self.hardly_feasible(MAX_DRAWS)
+
+    def hardly_feasible(self, drawn: int, feasible: int = 0) -> UserError:
+        """Returns the error of a space that has hardly a feasible point, of so many that were drawn."""
+        return UserError(
+            f"hardly a point meets the constraints: {feasible or 'none'} of {drawn:,} drawn",
             where=f"{self._where}.constraints",
             fix="narrow the ranges, or derive one value from the others",
         )
@@ -192,24 +203,34 @@ class Space:
                 yield drawn
 
     def _check_conditions(self) -> None:
-        """Raises a `UserError` if a condition or the constraints hold at none of many points."""
+        """Raises a `UserError` if a condition holds at none of many points, or the constraints at hardly any."""
         generator = np.random.default_rng(0)
         missing = {item.name: item.when for item in self._items if item.when is not None}
-        feasible = not self._constraints
+        undefined = dict(self._formulas)
+        feasible = 0
         for _ in range(_CHECKED_POINTS):
             point = self.complete(self.from_unit(generator.random(len(self.parameters))))
             missing = {name: when for name, when in missing.items() if name not in point}
-            feasible = feasible or self.is_feasible(point)
-            if feasible and not missing:
+            undefined = {name: formula for name, formula in undefined.items() if _is_undefined(point.get(name, 0))}
+            feasible += self.is_feasible(point)
+            if feasible >= _LEAST_FEASIBLE and not missing:
                 return
         for name, when in missing.items():
             raise UserError(f"never exists, as `{when.text}` never holds", where=f"{self._where}.{name}")
-        listed = ", ".join(f"`{text}`" for text in self.constraints)
+        for name, formula in undefined.items():
+            raise UserError(f"`{formula.text}` has no value at any point", where=f"{self._where}.{name}")
+        if feasible:
+            raise self.hardly_feasible(_CHECKED_POINTS, feasible)
+        listed = ", ".join(f"`{text}`" for text in self.constraints) or "the formulas"
         raise UserError(
             f"no point meets {listed} ({_CHECKED_POINTS:,} drawn)",
             where=f"{self._where}.constraints",
             fix="widen the ranges, or remove a constraint",
         )
+
+
+def _is_undefined(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def changes(before: Space, now: Space) -> list[str]:
@@ -222,6 +243,8 @@ def changes(before: Space, now: Space) -> list[str]:
         for name in new["entries"]
         if name in old["entries"] and old["entries"][name] != new["entries"][name]
     ]
+    if not lines and (order := list(new["entries"])) != list(old["entries"]):
+        lines.append(f"the order is {', '.join(order)}")  # points are drawn and numbered by it
     lines += [f"the constraint `{text}` is new" for text in new["constraints"] if text not in old["constraints"]]
     lines += [f"the constraint `{text}` is gone" for text in old["constraints"] if text not in new["constraints"]]
     return lines

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -14,12 +15,15 @@ from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
 from posttrain.store.errors import LockedError, StorageError, UserError, WorkError
-from posttrain.store.files import make_folder
+from posttrain.store.files import make_folder, write_atomically
 from posttrain.store.installation import install_command
 from posttrain.tune.parameters import Choice, Float, Int, Parameter
 
 STUDY_FILE = "study.db"
 """The SQLite file of a study, in its folder."""
+
+_NAME_FILE = "name.txt"
+"""The file with the name of a study in a database that others share, in its folder."""
 
 _LOCK = 0x74756E65  # "tune" in ASCII: the first key of PostgreSQL's advisory locks
 
@@ -52,6 +56,34 @@ def open_storage(folder: Path | None, url: str | None = None) -> BaseStorage:
         raise UserError(
             "PostgreSQL needs a package that is not installed", where=location, fix=install_command("psycopg[binary]")
         ) from None
+
+
+def begin_name(folder: Path | None, url: str | None) -> str:
+    """Returns the name of a study in its database; where others share that, one that no other folder has.
+
+    Raises:
+        UserError: there is a database, and no folder.
+    """
+    if url is None:
+        return "tune"
+    if folder is None:
+        raise UserError("a database needs a folder for the trials' checkpoints", where="storage", fix="give out")
+    file = folder / _NAME_FILE
+    if not file.is_file():
+        write_atomically(file, f"{folder.resolve().name}-{uuid4().hex[:12]}".encode())
+    return file.read_text(encoding="utf-8")
+
+
+def read_name(folder: Path, url: str | None) -> str:
+    """Returns the name of a study that was begun.
+
+    Raises:
+        UserError: the folder holds no study that is in a database.
+    """
+    file = folder / _NAME_FILE
+    if url is not None and not file.is_file():
+        raise UserError("holds no study that is in a database", where=str(folder), fix="leave --storage out")
+    return begin_name(folder, url)
 
 
 def _use_write_ahead_log(file: Path) -> None:

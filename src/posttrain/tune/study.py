@@ -19,7 +19,16 @@ from optuna.trial import FrozenTrial
 
 from posttrain.store.errors import UserError
 from posttrain.store.files import write_atomically
-from posttrain.tune.events import OPTUNA_STATES, TRIAL_KEY, Event, EventKind, advance, attribute_key, read_events
+from posttrain.tune.events import (
+    CLOCK_KEY,
+    OPTUNA_STATES,
+    TRIAL_KEY,
+    Event,
+    EventKind,
+    advance,
+    attribute_key,
+    read_events,
+)
 from posttrain.tune.objectives import Objectives
 from posttrain.tune.space import Space
 from posttrain.tune.storage import (
@@ -50,8 +59,8 @@ class Study:
         maximize: whether greater values are better.
         several: several objectives, in place of these two.
         identity: what else decides the values, such as a digest of the data, by name; a study of another is refused.
-        migrate: carry the trials over if the space has changed: those that are points of the new space count, others
-            are kept as failed ones. The study as it was stays in the database.
+        migrate: carry the trials over if the space has changed: those that are points of the new space count, of others
+            only what they have cost. The study as it was stays in the database.
 
     Attributes:
         trials: all trials, by number.
@@ -59,7 +68,7 @@ class Study:
         front: with several objectives, the finished trials that none dominates, by number.
         objectives: what is searched.
         events: what had happened when the study was opened, in its order.
-        clock: seconds that the study had been worked on at its last event.
+        clock: seconds that the study had been worked on at its last event, or when that was last recorded.
 
     Raises:
         UserError: the study was begun with another space or another objective, or the database is none.
@@ -89,11 +98,14 @@ class Study:
             with storage_errors(self._location):
                 self._id = open_version(self._storage, name, goal, migrate, self._location)
                 stored = self._storage.get_all_trials(self._id, deepcopy=False)
-            self.trials, self.events = read_events(stored)
+                clock = self._storage.get_study_user_attrs(self._id).get(CLOCK_KEY, 0.0)
+            self.trials, self.events, self._next, self.clock = read_events(stored)
+            self.clock = max(self.clock, clock)
             self._ids = [frozen._trial_id for frozen in stored]
-            self._runs = [sum(key.startswith("start:") for key in frozen.system_attrs) for frozen in stored]
-            self._next = self.events[-1].order + 1 if self.events else 0
-            self.clock = self.events[-1].clock if self.events else 0.0
+            self._runs, self._cuts = (
+                [sum(key.startswith(prefix) for key in frozen.system_attrs) for frozen in stored]
+                for prefix in ("start:", "cut:")
+            )
             self.front = self.objectives.front(self.trials) if len(self.objectives) > 1 else []
             self.best = goal.best_trial(self.trials)
             self._mend(stored)
@@ -145,6 +157,7 @@ class Study:
         with storage_errors(self._location):
             self._ids.append(self._storage.create_new_trial(self._id, frozen))
         self._runs.append(1)
+        self._cuts.append(0)
         self.trials.append(trial)
         return trial
 
@@ -158,6 +171,19 @@ class Study:
         trial = self._record(number, "report", report.step, clock, asdict(report))
         self._show_report(number, report)
         return trial
+
+    def cut(self, number: int, seconds: float, tokens: int, clock: float = 0.0) -> Trial:
+        """Records what a trial has spent in all, after a run that was killed."""
+        trial = self.trials[number]
+        costs = {"seconds": max(seconds, trial.seconds), "tokens": max(tokens, trial.tokens)}
+        self._cuts[number] += 1
+        return self._record(number, "cut", self._cuts[number] - 1, clock, costs)
+
+    def keep_clock(self, clock: float) -> None:
+        """Records the seconds that the study has been worked on, where nothing else happens."""
+        self.clock = max(self.clock, clock)
+        with storage_errors(self._location):
+            self._storage.set_study_user_attr(self._id, CLOCK_KEY, self.clock)
 
     def end(
         self,
@@ -231,7 +257,7 @@ class Study:
             self.best = trial
 
     def _show_state(self, trial: Trial) -> None:
-        values = None if trial.values is None or trial.state is TrialState.FAILED else list(trial.values)
+        values = None if trial.latest is None or trial.values is None else list(trial.values)
         with storage_errors(self._location):
             if trial.error:
                 self._storage.set_trial_user_attr(self._ids[trial.number], "error", trial.error)
@@ -280,6 +306,7 @@ def read_study_events(
             study = latest_version(storage, name)
             if study is None:
                 raise missing
-            return stored_goal(study), *read_events(storage.get_all_trials(study._study_id, deepcopy=False))
+            history = read_events(storage.get_all_trials(study._study_id, deepcopy=False))
+            return stored_goal(study), history.trials, history.events
     finally:
         close_storage(storage)

@@ -40,12 +40,13 @@ class StudyFiles:
         self._last = 0.0
 
     def __call__(self, trial: Trial) -> None:
-        if trial.ended:
+        # Whole files are written anew: not for each of a thousand short trials.
+        is_due = time.monotonic() - self._last >= _EXPORT_SECONDS
+        if trial.ended or is_due:
             self._write_best()
-            # The whole file is written anew: not for each of a thousand short trials.
-            if time.monotonic() - self._last >= _EXPORT_SECONDS:
-                self._study.export()
-                self._last = time.monotonic()
+        if is_due:
+            self._study.export()
+            self._last = time.monotonic()
 
     def write(self) -> None:
         """Writes both."""

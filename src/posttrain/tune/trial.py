@@ -6,6 +6,10 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+SPACE_NOTE = "space:"
+"""How the name of a note begins that holds for the space as it is, such as a place in its grid: it goes when the space
+changes."""
+
 
 class TrialState(StrEnum):
     """The state of a trial."""
@@ -21,6 +25,9 @@ class TrialState(StrEnum):
     """Ended early by the scheduler."""
 
     FAILED = "failed"
+
+    EXCLUDED = "excluded"
+    """Is no point of the space any more, which has changed: only its costs count, and nobody learns from it."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +134,8 @@ class Trial:
 
     @property
     def latest(self) -> float | None:
-        """The final value, or that of the last report; None without either, and of a failed trial."""
-        if self.state is TrialState.FAILED:
+        """The final value, or that of the last report; None without either, and of a failed or excluded trial."""
+        if self.state in (TrialState.FAILED, TrialState.EXCLUDED):
             return None
         return self.value if self.value is not None else self.reports[-1].value if self.reports else None
 
@@ -147,7 +154,7 @@ class Trial:
     @property
     def ended(self) -> bool:
         """True if the trial cannot be resumed."""
-        return self.state in (TrialState.FINISHED, TrialState.STOPPED, TrialState.FAILED)
+        return self.state not in (TrialState.RUNNING, TrialState.PAUSED)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the trial as a line of ``trials.jsonl`` has it.

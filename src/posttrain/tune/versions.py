@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, count
 from typing import Any
 
 import optuna
@@ -11,11 +12,11 @@ from optuna.study import StudyDirection
 from optuna.study._frozen import FrozenStudy
 
 from posttrain.store.errors import UserError
-from posttrain.tune.events import EXCLUDED_KEY, TRIAL_KEY
+from posttrain.tune.events import CLOCK_KEY, EXCLUDED_KEY, OPTUNA_STATES, TRIAL_KEY, read_events
 from posttrain.tune.objectives import Objective, Objectives, read_objectives
 from posttrain.tune.space import Space, changes
 from posttrain.tune.storage import to_distribution, to_optuna
-from posttrain.tune.trial import Trial, best_trial
+from posttrain.tune.trial import SPACE_NOTE, Trial, TrialState, best_trial
 
 log = logging.getLogger("posttrain")
 
@@ -93,7 +94,7 @@ def open_version(storage: BaseStorage, name: str, goal: Goal, migrate: bool, loc
             storage.delete_study(study._study_id)
     latest = latest_version(storage, name)
     if latest is None:
-        study_id = _begin(storage, name, name, goal)
+        study_id = _begin(storage, name, goal)
         storage.set_study_user_attr(study_id, "complete", True)
         return study_id
     before = stored_goal(latest)
@@ -120,8 +121,11 @@ def _versions(storage: BaseStorage, name: str) -> list[FrozenStudy]:
     return sorted(studies, key=lambda study: study._study_id)
 
 
-def _begin(storage: BaseStorage, name: str, series: str, goal: Goal) -> int:
-    study_id = storage.create_new_study(goal.directions, name)
+def _begin(storage: BaseStorage, series: str, goal: Goal) -> int:
+    # Others have their names in a database, too; and a kill may leave a study of ours that has nothing but its name.
+    taken = {study.study_name for study in storage.get_all_studies()}
+    names = chain([series], (f"{series} ({number})" for number in count(2)))
+    study_id = storage.create_new_study(goal.directions, next(name for name in names if name not in taken))
     attributes: dict[str, Any] = {"series": series, "objective": goal.objective, "space": goal.space.to_json()}
     attributes["identity"] = dict(goal.identity)
     for key, value in attributes.items():
@@ -138,32 +142,41 @@ def _write_several(storage: BaseStorage, study_id: int, goal: Goal) -> None:
 
 
 def _migrate(storage: BaseStorage, before: int, name: str, goal: Goal) -> int:
-    """Copies all trials, under the same numbers, into a new study; those outside of the space count as failed."""
-    study_id = _begin(storage, f"{name} ({len(_versions(storage, name)) + 1})", name, goal)
-    trials = storage.get_all_trials(before, deepcopy=False)
+    """Copies all trials, under the same numbers, into a new study; those outside of the space are excluded.
+
+    What samplers have noted goes, as it is about the space as it was: a place in its grid, a part of its ranges.
+    """
+    study_id = _begin(storage, name, goal)
+    if (clock := storage.get_study_user_attrs(before).get(CLOCK_KEY)) is not None:
+        storage.set_study_user_attr(study_id, CLOCK_KEY, clock)
+    stored = storage.get_all_trials(before, deepcopy=False)
     kept = 0
-    for old in trials:
-        settings: Mapping[str, Any] = old.system_attrs[TRIAL_KEY]["settings"]
+    for old, trial in zip(stored, read_events(stored, exclude=False).trials, strict=True):
         attributes: dict[str, Any] = {key: value for key, value in old.system_attrs.items() if key != EXCLUDED_KEY}
         drawn: dict[str, Any] = {}
-        if fits := settings in goal.space:
-            drawn = {key: settings[key] for key in goal.space.parameters if key in settings}
-            attributes[TRIAL_KEY] = {**attributes[TRIAL_KEY], "drawn": drawn}
+        state, values = TrialState.EXCLUDED, None
+        if trial.settings in goal.space:
+            drawn = {key: trial.settings[key] for key in goal.space.parameters if key in trial.settings}
+            notes = {key: note for key, note in trial.notes.items() if not key.startswith(SPACE_NOTE)}
+            attributes[TRIAL_KEY] = {**attributes[TRIAL_KEY], "drawn": drawn, "notes": notes}
+            # Not as Optuna has it: the trial may have been excluded, and fits again. One that ran goes on.
+            state, values = trial.state if trial.ended else TrialState.PAUSED, trial.values
+            kept += 1
         else:
             attributes[EXCLUDED_KEY] = _EXCLUDED
-        kept += fits
         parameters = {key: goal.space.parameters[key] for key in drawn}
         copy = optuna.trial.create_trial(
-            state=old.state if fits else optuna.trial.TrialState.FAIL,
-            values=old.values if fits else None,
+            state=OPTUNA_STATES[state],
+            values=values if state in (TrialState.FINISHED, TrialState.STOPPED) else None,
             params=to_optuna(parameters, drawn),
             distributions={key: to_distribution(parameter) for key, parameter in parameters.items()},
             user_attrs=old.user_attrs,
             system_attrs=attributes,
             intermediate_values=old.intermediate_values,
         )
-        copy.datetime_start, copy.datetime_complete = old.datetime_start, old.datetime_complete
+        copy.datetime_start = old.datetime_start or copy.datetime_start
+        copy.datetime_complete = (old.datetime_complete or copy.datetime_complete) if trial.ended else None
         storage.create_new_trial(study_id, copy)
     storage.set_study_user_attr(study_id, "complete", True)
-    log.info("  %d of %d trials are points of the changed space", kept, len(trials))
+    log.info("  %d of %d trials are points of the changed space", kept, len(stored))
     return study_id

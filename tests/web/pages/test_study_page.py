@@ -228,7 +228,7 @@ def test_the_best_on_an_edge_is_reported(tmp_path: Path) -> None:
     with Study(SPACE, folder=tmp_path) as study:
         study.start(LORA | {"rate": 1e-5}, None, {})
         study.end(0, TrialState.FINISHED, 1.0, value=1.0)
-    assert "The best rate, 1e-05, is on the lower edge of its range; widen it to 1e-06 to 0.1." in shown(
+    assert "The best rate, 1e-05, is on the lower edge of its range; widen it to 1e-06 to 0.1, and" in shown(
         render(tmp_path)
     )
 

@@ -127,9 +127,10 @@ class Tune(Stage):
     def settings(self, context: RoundContext) -> dict[str, Any]:
         """Returns the sections that decide the search, the settings in force, and what the rule was decided by."""
         tune = _section(context)
+        unused = {"one_shot", "engine", "workers"}
         return {
             # Left out where unused, as runs are kept whose section had no such keys.
-            "tune": tune.model_dump(mode="json", exclude={"one_shot"} | (set() if tune.limits.values else {"limits"})),
+            "tune": tune.model_dump(mode="json", exclude=unused | (set() if tune.limits.values else {"limits"})),
             "training": self.training.settings(replace(context, config=self.base)),
             "before": self._before(context),
             "configured": self._configured(context),
@@ -151,7 +152,16 @@ class Tune(Stage):
         points = [point for point in (current, *tune.initial) if point is not None]
         study = scratch / "study"
         budget = tune.limit()
-        result = search_trainings(trial, tune, study, budget=budget, initial=points, past=self._past(context))
+        result = search_trainings(
+            trial,
+            tune,
+            study,
+            budget=budget,
+            engine=tune.engine,
+            workers=tune.workers,
+            initial=points,
+            past=self._past(context),
+        )
         # Not tokens: a run that was killed amid a part has not counted those of its first steps.
         trained = sum(entry.step for entry in result.trials) / trial.parts
         best = result.best if result.best is not None and result.best.state is TrialState.FINISHED else None

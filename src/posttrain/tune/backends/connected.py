@@ -165,6 +165,8 @@ class ConnectedBackend(Backend):
         except (EOFError, OSError):
             message = self._death(worker)
         worker.heard = time.monotonic()
+        if message is None:  # the trial gets on
+            return
         if isinstance(message, Outcome):
             self._receive_end(number, worker, message, handler)
             return

@@ -49,7 +49,12 @@ class InlineBackend(Backend):
         return time.monotonic()
 
 
-def run_job(function: TrialFunction, job: Job, report: Callable[[Report, Memory], Decision]) -> Outcome:
+def run_job(
+    function: TrialFunction,
+    job: Job,
+    report: Callable[[Report, Memory], Decision],
+    show_life: Callable[[], None] = lambda: None,
+) -> Outcome:
     """Runs a trial in this process.
 
     Args:
@@ -57,6 +62,7 @@ def run_job(function: TrialFunction, job: Job, report: Callable[[Report, Memory]
         job: the run.
         report: called with a report, whose costs are those of the run, and the most memory in use; returns what to do
             next.
+        show_life: called where the trial says that it gets on.
     """
     began, spent = time.monotonic(), 0
     reset_gpu_peak()
@@ -74,7 +80,8 @@ def run_job(function: TrialFunction, job: Job, report: Callable[[Report, Memory]
 
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
-        value = function(TrialContext(job.number, job.settings, job.folder, job.start, job.resource, job.seed, pass_on))
+        run = (job.number, job.settings, job.folder, job.start, job.resource, job.seed)
+        value = function(TrialContext(*run, pass_on, show_life))
         if value is None:
             return outcome("returned")
         first, *others = read_measured(value, job.objectives)

@@ -23,14 +23,22 @@ BACKENDS: Registry[Callable[[TrialFunction, int, float], Backend]] = Registry(
 """A function of the function that runs a trial, the number of workers, and the seconds of silence, by name."""
 
 
-def check_engine(name: str, workers: int | None = None) -> None:
-    """Raises a `UserError` if there is no such engine, or it cannot have so many workers."""
+def check_engine(name: str, workers: int | None = None, section: str = "--") -> None:
+    """Raises a `UserError` if there is no such engine, or it cannot have so many workers.
+
+    Args:
+        name: of the engine.
+        workers: trials at a time; None: as many as there are cores.
+        section: of a config, before the names of keys in errors, such as ``tune.``.
+    """
     if name not in BACKENDS:
-        raise UserError(f"there is no engine `{name}`", where="--engine", fix=suggest(name, BACKENDS))
+        raise UserError(f"there is no engine `{name}`", where=f"{section}engine", fix=suggest(name, BACKENDS))
     if workers is not None and workers < 1:
-        raise UserError(f"{workers} workers cannot work", where="--workers", fix="give at least 1")
+        raise UserError(f"{workers} workers cannot work", where=f"{section}workers", fix="give at least 1")
     if name == "inline" and workers is not None and workers > 1:
-        raise UserError(f"inline has no {workers} workers", where="--workers", fix="use --engine processes")
+        raise UserError(
+            f"inline has no {workers} workers", where=f"{section}workers", fix=f"use {section}engine processes"
+        )
 
 
 def open_backend(name: str, function: TrialFunction, workers: int | None = None, silence: float = SILENCE) -> Backend:

@@ -27,11 +27,23 @@ from posttrain.tune.trial import Memory, Report
 
 _LOOK_SECONDS = 0.2  # between looks at a connection on which something waits
 
+_LIFE_SECONDS = 1.0  # between messages that a trial gets on
+
 _LOCK_SECONDS = 30  # that a run of the same trial which is being killed may take to be gone
 
 
 def serve(connection: Connection, function: TrialFunction) -> None:
-    """Runs jobs until the connection is closed; sends a report or an outcome, and takes a decision for each report."""
+    """Runs jobs until the connection is closed; sends a report or an outcome, and takes a decision for each report.
+
+    It sends None where a trial says that it gets on.
+    """
+    shown = -_LIFE_SECONDS
+
+    def show_life() -> None:
+        nonlocal shown
+        if time.monotonic() - shown >= _LIFE_SECONDS:
+            shown = time.monotonic()
+            connection.send(None)
 
     def report(report: Report, memory: Memory) -> Decision:
         connection.send((report, memory))
@@ -45,7 +57,7 @@ def serve(connection: Connection, function: TrialFunction) -> None:
         # Held by the kernel: a worker of a driver that was killed may still write into the folder for an instant.
         try:
             with hold_lock(_lock(job.folder), wait=_LOCK_SECONDS, busy_message="the trial runs already"):
-                outcome = run_job(function, job, report)
+                outcome = run_job(function, job, report, show_life)
                 reset_gpu_peak()  # while it has nothing to do, its GPU is for others
         except LockedError as error:
             outcome = Outcome("failed", error=str(error))

@@ -11,9 +11,12 @@ import numpy as np
 
 from posttrain.store.errors import UserError
 from posttrain.store.installation import install_command
+from posttrain.tune.parts import check_ranges
 from posttrain.tune.samplers.base import Proposal, Sampler
 from posttrain.tune.space import Space
-from posttrain.tune.trial import Trial, TrialState
+from posttrain.tune.trial import SPACE_NOTE, Trial, TrialState
+
+_GENERATION, _POINT, _SOLUTIONS = (SPACE_NOTE + name for name in ("generation", "point", "solutions"))
 
 _SIGMA = 0.3  # first standard deviation, as a share of each range
 
@@ -34,6 +37,7 @@ class CmaEsSampler(Sampler):
 
     def __init__(self, space: Space, seed: int = 0, maximize: bool = False, population: int | None = None) -> None:
         super().__init__(space, seed, maximize)
+        check_ranges("sampler", {"population": (population or 2, population is None or population >= 2, "at least 2")})
         if len(space.parameters) < 2:
             raise UserError("cmaes needs at least two parameters", where="sampler", fix="use gp or tpe")
         self.population = population
@@ -41,14 +45,14 @@ class CmaEsSampler(Sampler):
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal:
         solutions = self._adapt(trials)
-        notes = {"solutions": solutions} if solutions else {}
+        notes = {_SOLUTIONS: solutions} if solutions else {}
         # Only the draw is random: the optimizer's own state follows from the trials.
         self._optimizer._rng.seed(self.generator(number).integers(2**32))
         for _ in range(_MAX_DRAWS):
             point = self._optimizer.ask()
             drawn = self.space.from_unit(point)
             if self.space.is_feasible(self.space.complete(drawn)):
-                return Proposal(drawn, {**notes, "generation": self._generation, "point": point.tolist()})
+                return Proposal(drawn, {**notes, _GENERATION: self._generation, _POINT: point.tolist()})
         return Proposal(self.space.draw(self.generator(number)), notes)
 
     def _adapt(self, trials: Sequence[Trial]) -> list[list[float]]:
@@ -58,15 +62,15 @@ class CmaEsSampler(Sampler):
             Number and loss of each trial of the generation that has just become whole; empty if none has. They are
             noted, as the losses of trials that run on may be others when the study is resumed.
         """
-        points = {trial.number: trial.notes["point"] for trial in trials if "point" in trial.notes}
-        history = [trial.notes["solutions"] for trial in trials if "solutions" in trial.notes]
+        points = {trial.number: trial.notes[_POINT] for trial in trials if _POINT in trial.notes}
+        history = [trial.notes[_SOLUTIONS] for trial in trials if _SOLUTIONS in trial.notes]
         for solutions in history[self._generation :]:
             self._tell(points, solutions)
         losses = self.losses([trial for trial in trials if trial.state is not TrialState.RUNNING])
         members = [
             [trial.number, losses[trial.number]]
             for trial in trials
-            if trial.number in losses and trial.notes.get("generation") == self._generation
+            if trial.number in losses and trial.notes.get(_GENERATION) == self._generation
         ]
         if len(members) < self._optimizer.population_size:
             return []

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -173,8 +173,7 @@ class GaussianProcessSampler(Sampler):
         """Returns the losses that can be compared with each other, by number of their trial."""
         sign = -1.0 if self.maximize else 1.0
         values = comparable_values(self.space, trials).values
-        # Another space's settings may be among those of a study that was migrated.
-        return {number: sign * value for number, value in values.items() if self._fits(trials[number].drawn)}
+        return {number: sign * value for number, value in values.items()}
 
     def _has_stalled(self, losses: dict[int, float]) -> bool:
         """Returns whether the newest trials have hardly improved the best."""
@@ -193,11 +192,6 @@ class GaussianProcessSampler(Sampler):
         """Returns losses as a process is fitted to them, float64 [n] of mean 0 and deviation 1."""
         values, _ = standardize(losses)
         return to_normal(values) if self.transform else values
-
-    def _fits(self, drawn: Settings) -> bool:
-        return all(
-            name in self.space.parameters and value in self.space.parameters[name] for name, value in drawn.items()
-        )
 
     def _score(
         self, predictor: Predictor, best: float, trials: Sequence[Trial], generator: np.random.Generator
@@ -226,7 +220,7 @@ class GaussianProcessSampler(Sampler):
 
     def _success_model(self, trials: Sequence[Trial], generator: np.random.Generator) -> Regression | None:
         """Returns the regression of 1 for success and -1 for failure; None where no trial has failed, or all have."""
-        ended = [trial for trial in trials if trial.ended and self._fits(trial.drawn)][-MAX_ROWS:]
+        ended = [trial for trial in trials if trial.ended and trial.state is not TrialState.EXCLUDED][-MAX_ROWS:]
         labels = np.array([-1.0 if trial.state is TrialState.FAILED else 1.0 for trial in ended])
         if len(np.unique(labels)) < 2:
             return None
@@ -238,7 +232,7 @@ class GaussianProcessSampler(Sampler):
         self, trials: Sequence[Trial], generator: np.random.Generator
     ) -> Callable[[np.ndarray], np.ndarray] | None:
         """Returns the logarithm of the predicted cost to the power of the exponent; None before any is known."""
-        known = [trial for trial in trials if trial.seconds > 0 and self._fits(trial.drawn)]
+        known = [trial for trial in trials if trial.seconds > 0 and trial.state is not TrialState.EXCLUDED]
         if len(known) < 2:
             return None
         first = known[: self._startup]
@@ -290,8 +284,6 @@ class GaussianProcessSampler(Sampler):
         return candidates[int(np.argmax(scores))]
 
     def _near(self, drawn: Settings, radius: float, generator: np.random.Generator) -> list[Settings]:
-        if not self._fits(drawn):
-            return []
         return [*draw_near(self.space, drawn, _NEIGHBOURS, radius, generator, _CHANGED)]
 
 
@@ -302,8 +294,8 @@ def _only_far(
     return lambda points: np.where(predictor.correlation(points, center) < _NEAR, score(points), -np.inf)
 
 
-def _key(drawn: Settings) -> tuple[tuple[str, Any], ...]:
-    return tuple(sorted(drawn.items()))
+def _key(drawn: Settings) -> str:
+    return repr(sorted(drawn.items()))  # values may be lists
 
 
 def gaussian_process(

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _CROSSOVERS = {
     "uniform": "UniformCrossover",
+    "one_point": "OnePointCrossover",
     "sbx": "SBXCrossover",
     "vsbx": "VSBXCrossover",
     "blx_alpha": "BLXAlphaCrossover",
@@ -20,7 +21,7 @@ _CROSSOVERS = {
     "undx": "UNDXCrossover",
 }
 
-_MUTATIONS = {"uniform": None, "polynomial": "PolynomialMutation"}
+_MUTATIONS = {"uniform": None, "polynomial": "PolynomialMutation", "gaussian": "GaussianMutation"}
 
 
 def nsga2(
@@ -37,10 +38,12 @@ def nsga2(
 
     Args:
         population: trials of a generation.
-        crossover: ``sbx`` (simulated binary; Deb and Agrawal 1995), ``vsbx``, ``blx_alpha``, ``spx``, ``undx``, or
-            ``uniform``, which takes each setting of one parent or the other. Choices are always crossed so.
+        crossover: ``sbx`` (simulated binary; Deb and Agrawal 1995), ``vsbx``, ``blx_alpha``, ``spx``, ``undx``,
+            ``one_point``, which takes the first settings from one parent and the rest from the other, or ``uniform``,
+            which takes each setting of one or the other. Choices are always crossed so.
         crossover_chance: share of children of several parents.
-        mutation: ``uniform`` draws a setting anew, ``polynomial`` (Deb and Agrawal 1999) near its value.
+        mutation: ``uniform`` draws a setting anew, ``polynomial`` (Deb and Agrawal 1999) and ``gaussian`` near its
+            value; choices are always drawn anew.
         mutation_chance: of each setting; None: 1 / number of settings.
 
     Raises:
@@ -84,13 +87,21 @@ def nsga3(
     )
 
 
-def evolutionary(space: Space, seed: int, maximize: Directions, population: int = 20) -> Sampler:
-    """Returns `nsga2` with simulated binary crossover: tournaments and elitism.
+def evolutionary(
+    space: Space,
+    seed: int,
+    maximize: Directions,
+    population: int = 20,
+    crossover: str = "sbx",
+    crossover_chance: float = 0.9,
+    mutation: str = "gaussian",
+    mutation_chance: float | None = None,
+) -> Sampler:
+    """Returns a genetic algorithm with tournaments and elitism: `nsga2`, whose children stay near their parents.
 
-    Args:
-        population: trials of a generation.
+    The arguments and the errors are those of `nsga2`.
     """
-    return nsga2(space, seed, maximize, population)
+    return nsga2(space, seed, maximize, population, crossover, crossover_chance, mutation, mutation_chance)
 
 
 def _genetic(
@@ -108,13 +119,17 @@ def _genetic(
     import optuna.samplers
     from optuna.samplers import nsgaii
 
+    from posttrain.tune.samplers import genetic_operators
     from posttrain.tune.samplers.optuna_sampler import OptunaSampler
+
+    def operator(name: str) -> Any:
+        return getattr(genetic_operators, name, None) or getattr(nsgaii, name)
 
     for key, value, known in (("crossover", crossover, _CROSSOVERS), ("mutation", mutation, _MUTATIONS)):
         if value not in known:
             raise UserError(f"there is no {key} `{value}`", where=f"sampler.{key}", fix=suggest(value, known))
     # The class has the number; an object of it would warn that it is experimental.
-    least: int = getattr(nsgaii, _CROSSOVERS[crossover]).n_parents
+    least: int = operator(_CROSSOVERS[crossover]).n_parents
     check_ranges(
         "sampler",
         {
@@ -130,9 +145,9 @@ def _genetic(
         return make(
             seed=seed,
             population_size=int(population),
-            crossover=getattr(nsgaii, _CROSSOVERS[crossover])(),
+            crossover=operator(_CROSSOVERS[crossover])(),
             crossover_prob=crossover_chance,
-            mutation=None if mutate is None else getattr(nsgaii, mutate)(),
+            mutation=None if mutate is None else operator(mutate)(),
             mutation_prob=mutation_chance,
             **options,
         )

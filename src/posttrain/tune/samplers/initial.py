@@ -30,9 +30,14 @@ class InitialPoints(PopulationSampler):
         self._sampler.begin(context)
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
-        if number < len(self._points):
-            return Proposal(self._points[number])
+        if (point := self._next_point(trials)) is not None:
+            return Proposal(point)
         return self._sampler.propose(number, trials)
+
+    def _next_point(self, trials: Sequence[Trial]) -> Settings | None:
+        """Returns the first point that no trial has tried, also where these were begun without the points."""
+        tried = [trial.drawn for trial in trials]
+        return next((point for point in self._points if point not in tried), None)
 
     def propose_child(self, number: int, trials: Sequence[Trial], fork: Fork) -> Proposal:
         assert isinstance(self._sampler, PopulationSampler), "a study checks its sampler before it has points"

@@ -4,17 +4,17 @@ import warnings
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, ClassVar
 
-from optuna.distributions import BaseDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler
 from optuna.storages import InMemoryStorage
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial
 from optuna.trial import TrialState as OptunaState
 
-from posttrain.tune.parameters import Choice
+from posttrain.tune.parameters import Choice, Parameter
 from posttrain.tune.samplers.base import Directions, Proposal, Sampler
 from posttrain.tune.space import Space
-from posttrain.tune.storage import to_distribution, to_optuna
+from posttrain.tune.storage import to_distribution
 from posttrain.tune.trial import Trial, TrialState
 
 _MAX_DRAWS = 10  # of one trial by a sampler, before random points are drawn until one meets the constraints
@@ -36,7 +36,7 @@ class OptunaSampler(Sampler):
     def __init__(self, space: Space, seed: int, maximize: Directions, make: Callable[[int], BaseSampler]) -> None:
         super().__init__(space, seed, maximize)
         self._make = make
-        self._distributions = {name: to_distribution(parameter) for name, parameter in space.parameters.items()}
+        self._distributions = {name: _distribution(parameter) for name, parameter in space.parameters.items()}
         self._storage = _TrialView()
         # Several objectives are all minimised: crowding distances break ties by the order of the values.
         self._signs = [-1.0 if item and len(self.directions) > 1 else 1.0 for item in self.directions]
@@ -75,10 +75,7 @@ class OptunaSampler(Sampler):
                 value = values[name]
             else:
                 value = sampler.sample_independent(study, frozen, name, distribution)
-            if isinstance(parameter, Choice):
-                drawn[name] = parameter.values[int(distribution.to_internal_repr(value))]
-            else:
-                drawn[name] = value
+            drawn[name] = parameter.values[value] if isinstance(parameter, Choice) else value
             frozen.params[name], frozen.distributions[name] = value, distribution
         return drawn, self._storage.attributes
 
@@ -87,14 +84,14 @@ class OptunaSampler(Sampler):
         for trial in trials:
             if trial.number < len(self._shown) and self._shown[trial.number] is trial:
                 continue
-            parameters = {name: self.space.parameters[name] for name in trial.drawn}
+            parameters = {name: self._shown_value(name, value) for name, value in trial.drawn.items()}
             state, values = self._state(trial), None
             if state in _WITH_VALUE and trial.latest_values is not None:
                 values = [sign * value for sign, value in zip(self._signs, trial.latest_values, strict=True)]
             shown = _frozen(
                 trial.number,
                 state,
-                to_optuna(parameters, trial.drawn),
+                parameters,
                 {name: self._distributions[name] for name in trial.drawn},
                 values=values,
                 intermediate={report.step: report.value for report in trial.reports},
@@ -106,6 +103,10 @@ class OptunaSampler(Sampler):
                 self._shown.append(trial)
                 self._storage.trials.append(shown)
 
+    def _shown_value(self, name: str, value: Any) -> Any:
+        parameter = self.space.parameters[name]
+        return parameter.index(value) if isinstance(parameter, Choice) else value
+
     def _state(self, trial: Trial) -> OptunaState:
         if trial.state is TrialState.PAUSED and not trial.reports:
             return OptunaState.RUNNING
@@ -113,6 +114,13 @@ class OptunaSampler(Sampler):
         # Optuna compares pruned trials by one objective alone. As finished ones those that ended early would be on the
         # front for what little they have cost.
         return OptunaState.FAIL if state is OptunaState.PRUNED and len(self.directions) > 1 else state
+
+
+def _distribution(parameter: Parameter) -> BaseDistribution:
+    """Returns Optuna's form of a parameter: of a choice that of its indices, as 1, 1.0 and true are one to Optuna."""
+    if isinstance(parameter, Choice):
+        return CategoricalDistribution(range(len(parameter.values)))
+    return to_distribution(parameter)
 
 
 _WITH_VALUE = (OptunaState.COMPLETE, OptunaState.PRUNED)
@@ -123,6 +131,7 @@ _STATES = {
     TrialState.FINISHED: OptunaState.COMPLETE,
     TrialState.STOPPED: OptunaState.PRUNED,
     TrialState.FAILED: OptunaState.FAIL,
+    TrialState.EXCLUDED: OptunaState.FAIL,
 }
 
 

@@ -106,7 +106,9 @@ def improvements(
     curves = [{report.step: report.value for report in trial.reports} for trial in trials]
     for trial in trials:
         if trial.fork:
-            curves[trial.number][trial.fork.step] = curves[trial.fork.parent][trial.fork.step]
+            parent = curves[trial.fork.parent]
+            if trial.fork.step in parent:  # a parent that is excluded has no values
+                curves[trial.number][trial.fork.step] = parent[trial.fork.step]
         else:
             # All begin with the same value, which the mean takes away again.
             curves[trial.number][0] = 0.0

@@ -15,10 +15,14 @@ from posttrain.tune.samplers.base import Proposal, Sampler
 from posttrain.tune.samplers.registry import tpe
 from posttrain.tune.samplers.unit_cube import QuasiRandomSampler
 from posttrain.tune.space import Space
-from posttrain.tune.trial import Trial
+from posttrain.tune.trial import SPACE_NOTE, Trial
 
-_RANGES = "ranges"
-"""The note of a trial with the refined ranges, by parameter."""
+_STAGE, _RANGES = SPACE_NOTE + "stage", SPACE_NOTE + "ranges"
+"""The notes of a trial with its stage, and with the refined ranges, by parameter."""
+
+_LISTED = 10_000  # points of a grid, above which its points are drawn one by one
+
+_MAX_DRAWS = 100  # for each point of the first stage
 
 
 class StagedSampler(Sampler):
@@ -66,33 +70,43 @@ class StagedSampler(Sampler):
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
         # By what the trials note, as some of them may be of another sampler.
-        stages = [trial.notes.get("stage") for trial in trials]
+        stages = [trial.notes.get(_STAGE) for trial in trials]
         if (count := stages.count("coarse")) < len(self._grid):
-            return Proposal(self._grid[count], {"stage": "coarse"})
+            return Proposal(self._grid[count], {_STAGE: "coarse"})
         ranges = next((trial.notes[_RANGES] for trial in trials if _RANGES in trial.notes), None)
         # Noted once, as coarse trials that run on may change their values.
         notes = {} if ranges is not None else {_RANGES: self._best_ranges(trials)}
         space = self._refined_space(notes[_RANGES] if ranges is None else ranges)
         if stages.count("refined") < self._refined:
-            members = [trial for trial in trials if trial.notes.get("stage") == "refined"]
+            members = [trial for trial in trials if trial.notes.get(_STAGE) == "refined"]
             proposal = QuasiRandomSampler(space, self.seed, self.maximize).propose(number, members)
-            return Proposal(proposal.drawn, {**proposal.notes, **notes, "stage": "refined"})
+            return Proposal(proposal.drawn, {**proposal.notes, **notes, _STAGE: "refined"})
         # Numbered anew, as Optuna takes a trial's number for its place in the study.
         inside = [trial for trial in trials if trial.settings in space]
         inside = [replace(trial, number=index) for index, trial in enumerate(inside)]
         model = tpe(space, self.seed, self.maximize, startup=0).propose(len(inside), inside)
         assert model is not None
-        return Proposal(model.drawn, {**notes, "stage": "model"})
+        return Proposal(model.drawn, {**notes, _STAGE: "model"})
 
     @cached_property
     def _grid(self) -> list[dict[str, Any]]:
-        points = list(self.space.grid(self._points))
-        order = np.random.default_rng(self.seed).permutation(len(points))
-        return [points[index] for index in order[: self._coarse]]
+        """The points of the first stage."""
+        generator = np.random.default_rng(self.seed)
+        axes = {name: parameter.grid(self._points) for name, parameter in self.space.parameters.items()}
+        if math.prod(map(len, axes.values())) <= _LISTED:
+            points = list(self.space.grid(self._points))
+            return [points[index] for index in generator.permutation(len(points))[: self._coarse]]
+        drawn: dict[str, dict[str, Any]] = {}
+        for _ in range(_MAX_DRAWS * self._coarse):
+            point = self.space.complete({name: axis[generator.integers(len(axis))] for name, axis in axes.items()})
+            if len(drawn) < self._coarse and self.space.is_feasible(point):
+                values = {name: point[name] for name in axes if name in point}
+                drawn.setdefault(repr(values), values)
+        return list(drawn.values())
 
     def _best_ranges(self, trials: Sequence[Trial]) -> dict[str, list[float]]:
         """Returns the ends of each number's refined range."""
-        coarse = [trial for trial in trials if trial.notes.get("stage") == "coarse"]
+        coarse = [trial for trial in trials if trial.notes.get(_STAGE) == "coarse"]
         losses = self.losses(coarse)
         ranked = sorted((trial for trial in coarse if trial.number in losses), key=lambda trial: losses[trial.number])
         best = ranked[: math.ceil(self._share * len(coarse))]

@@ -1,17 +1,17 @@
 """Samplers that look at no value: random, quasi-random, and grid."""
 
 from collections.abc import Sequence
-from functools import cached_property
+from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
 
 from posttrain.store.errors import UserError
 from posttrain.tune.samplers.base import Directions, Proposal, Sampler
-from posttrain.tune.space import Space
-from posttrain.tune.trial import Trial
+from posttrain.tune.space import MAX_DRAWS, Space
+from posttrain.tune.trial import SPACE_NOTE, Trial
 
-_MAX_SKIPPED = 1_000  # points of a sequence that the constraints exclude, on end
+_SOBOL, _GRID = SPACE_NOTE + "sobol", SPACE_NOTE + "grid"  # a trial's index in the sequence, and in the grid
 
 
 class RandomSampler(Sampler):
@@ -37,16 +37,12 @@ class QuasiRandomSampler(Sampler):
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal:
         # Where the sequence was: the trials before took its feasible points in turn.
-        start = next((trial.notes["sobol"] for trial in reversed(trials) if "sobol" in trial.notes), -1) + 1
-        for index in range(start, start + _MAX_SKIPPED):
+        start = next((trial.notes[_SOBOL] for trial in reversed(trials) if _SOBOL in trial.notes), -1) + 1
+        for index in range(start, start + MAX_DRAWS):
             drawn = self.space.from_unit(self._point(index))
             if self.space.is_feasible(self.space.complete(drawn)):
-                return Proposal(drawn, {"sobol": index})
-        raise UserError(
-            f"hardly a point meets the constraints: none of {_MAX_SKIPPED:,}",
-            where="space.constraints",
-            fix="narrow the ranges, or derive one value from the others",
-        )
+                return Proposal(drawn, {_SOBOL: index})
+        raise self.space.hardly_feasible(MAX_DRAWS)
 
     def _point(self, index: int) -> np.ndarray:
         from scipy.stats import qmc
@@ -77,10 +73,13 @@ class GridSampler(Sampler):
             raise UserError(f"{points} values make no grid", where="sampler.points", fix="give at least 1")
         self.points = points
 
-    @cached_property
-    def _grid(self) -> list[dict[str, Any]]:
-        return list(self.space.grid(self.points))
+        # Lazily: a grid over twelve parameters has half a million points, of which a study tries a hundred.
+        self._rest, self._points = space.grid(points), list[dict[str, Any]]()
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
-        at = next((trial.notes["grid"] for trial in reversed(trials) if "grid" in trial.notes), -1) + 1
-        return Proposal(self._grid[at], {"grid": at}) if at < len(self._grid) else None
+        at = next((trial.notes[_GRID] for trial in reversed(trials) if _GRID in trial.notes), -1) + 1
+        self._points += islice(self._rest, max(0, at + 1 - len(self._points)))
+        if not self._points:
+            what = "no point of the grid meets the constraints"
+            raise UserError(what, where="sampler", fix="give more points, or use quasi_random")
+        return Proposal(self._points[at], {_GRID: at}) if at < len(self._points) else None

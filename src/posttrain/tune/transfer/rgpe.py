@@ -10,7 +10,7 @@ from posttrain.tune.losses import newest_and_best
 from posttrain.tune.samplers.base import SearchContext
 from posttrain.tune.samplers.gaussian import GaussianProcessSampler, Predictor, Regression
 from posttrain.tune.transfer.warm_start import carry_over
-from posttrain.tune.trial import Trial
+from posttrain.tune.trial import Trial, TrialState
 
 _SAMPLES = 1_000  # of the bootstrap, S
 
@@ -82,7 +82,8 @@ class RgpeSampler(GaussianProcessSampler):
             return super().fit(trials, losses, generator)
         few = len(losses) < _LEAST
         # Points that nothing is known of, though trials have them.
-        pending = [trial.drawn for trial in trials if (few or not trial.ended) and self._fits(trial.drawn)]
+        asked = (trial for trial in trials if trial.state is not TrialState.EXCLUDED)
+        pending = [trial.drawn for trial in asked if few or not trial.ended]
         sources = [replace(source, pending=encode_all(self.space, pending)) for source in self._sources]
         if few:
             ensemble = Ensemble(sources, np.full(len(sources), 1 / len(sources)))

@@ -174,7 +174,8 @@ class WarmStartPoints(InitialPoints):
         self._sources, self._task, self._predicted = sources, task, predicted
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
-        if len(self._points) <= number < len(self._points) + self._predicted:
+        started = len(self._points) <= number < len(self._points) + self._predicted
+        if started and self._next_point(trials) is None:
             suggested = self._suggest([trial.drawn for trial in trials], self.generator(number))
             if suggested is not None:
                 return Proposal(suggested)

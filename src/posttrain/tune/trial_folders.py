@@ -1,0 +1,61 @@
+"""The folders of a study's trials, with their checkpoints."""
+
+import shutil
+from pathlib import Path
+
+from posttrain.store.files import (
+    disk_errors,
+    remove_abandoned_folders,
+    remove_tree,
+    sync_folder,
+    sync_tree,
+    temporary_folder,
+)
+from posttrain.tune.study import Study
+from posttrain.tune.trial import TrialState
+
+
+class TrialFolders:
+    """Keeps the folders of trials that may go on, and of the best one.
+
+    Args:
+        study: says which those are.
+        folder: has a folder for each trial.
+    """
+
+    def __init__(self, study: Study, folder: Path) -> None:
+        self._study, self._folder = study, folder
+        self._copies = folder / "copies"
+        self._kept = self._best_finished()
+        remove_abandoned_folders(self._copies)
+
+    def path(self, number: int) -> Path:
+        """Returns the folder of a trial, whether it exists or not."""
+        return self._folder / f"{number:04d}"
+
+    def copy(self, parent: int, child: int) -> None:
+        """Copies a trial's folder for another, as a whole or, if the process is killed, not at all."""
+        target = self.path(child)
+        with temporary_folder(self._copies) as folder, disk_errors(target):
+            # Links are followed: the parent's folder changes.
+            shutil.copytree(self.path(parent), folder / target.name, ignore_dangling_symlinks=True)
+            sync_tree(folder / target.name)
+            (folder / target.name).replace(target)
+            sync_folder(target.parent)
+
+    def clean_up(self, number: int) -> None:
+        """Removes the folder of a trial that has ended, and of the best one before, unless it is the best one.
+
+        Those of excluded trials stay: they are points of the space again once it changes back.
+        """
+        before, self._kept = self._kept, self._best_finished()
+        for other in {number, before}:
+            if other is None or other == self._kept:
+                continue
+            trial = self._study.trials[other]
+            if trial.ended and trial.state is not TrialState.EXCLUDED:
+                remove_tree(self.path(other))
+
+    def _best_finished(self) -> int | None:
+        best = self._study.best
+        return best.number if best is not None and best.state is TrialState.FINISHED else None
