@@ -211,7 +211,7 @@ def test_too_few_records_leave_the_settings_as_they_are(begun_loop: Callable[...
         ({"budget": None}, "tune.budget: says nothing of what it may spend; give one, such as 20 trials"),
         ({"budget": "lots"}, "tune.budget: `lots` is no budget"),
         ({"space": {"train.lr": [1, 2]}}, "tune.space: unknown key `train.lr`"),
-        ({"space": {"rate": [1, 2]}}, "tune.space: `rate` is no setting of a training; write train.rate"),
+        ({"space": {"rate": [1, 2]}}, "tune.space: `rate` is no setting of a training, and no formula"),
         ({"space": {"train.start": ["base", "champion"]}}, "`train.start` is the same for a whole round"),
         ({"when": "record > 1"}, "tune.when: rule `record > 1`: no value `record`; did you mean `records`"),
         ({"when": "1 > 0"}, "tune.when: rule `1 > 0` names no value"),

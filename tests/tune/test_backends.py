@@ -193,7 +193,7 @@ def test_recorded_curves() -> None:
 def test_a_broken_curve_is_a_failed_trial(tmp_path: Path) -> None:
     handler = RecordingHandler()
     run_jobs(SimulatedBackend(RecordedCurves([])), [job(tmp_path, 0, x=1)], handler)
-    assert handler.outcomes[0][0].error.startswith("UserError: curves: no curve was recorded")
+    assert handler.outcomes[0][0].error.startswith("curves: no curve was recorded")
 
 
 def test_inline_runs_the_function_here(tmp_path: Path) -> None:

@@ -287,6 +287,8 @@ def test_a_grid_ends_a_study() -> None:
         ({"workers": 0}, "0 workers cannot work"),
         ({"workers": 2}, "inline has no 2 workers"),
         ({"seed": -1}, "-1 is no seed"),
+        ({"initial": {"x": 0.5}}, "initial: is no list of points"),
+        ({"sampler": {"name": "tpe", "startup": -3}}, "sampler.startup: -3 is out of range"),
     ],
 )
 def test_mistakes_are_named_before_any_work(change: dict[str, Any], problem: str, tmp_path: Path) -> None:
@@ -406,3 +408,18 @@ def test_warnings_about_the_space_are_logged(caplog: pytest.LogCaptureFixture) -
     few, linear = caplog.messages
     assert "4 trials are few" in few
     assert "try `log: true`" in linear
+
+
+def test_checkpoints_of_another_study_are_not_gone_on_from(tmp_path: Path) -> None:
+    minimize(anytime, SPACE, budget=3, out=tmp_path, scheduler=ASHA)
+    (tmp_path / "study.db").unlink()
+    with pytest.raises(UserError, match=r"has the folder of trial \d, and the study 0 trials"):
+        minimize(anytime, SPACE, budget=3, out=tmp_path, scheduler=ASHA, seed=1)
+
+
+def test_where_a_function_failed_is_kept(tmp_path: Path) -> None:
+    def function(trial: TrialContext) -> float:
+        return 1.0 if trial.number else {}["y"]
+
+    assert minimize(function, SPACE, budget=2, out=tmp_path).trials[0].error == "KeyError: 'y'"
+    assert 'return 1.0 if trial.number else {}["y"]' in (tmp_path / "trials" / "errors" / "0000.txt").read_text()

@@ -20,6 +20,7 @@ from posttrain.tune.schedulers.population import Pb2, Pbt
 from posttrain.tune.schedulers.registry import make_scheduler
 from posttrain.tune.study import Study, read_study
 from posttrain.tune.trial import Fork, Report, Trial, TrialState, lineage
+from posttrain.tune.trial_folders import TrialFolders
 
 
 class TestPbt(SchedulerContract):
@@ -264,8 +265,8 @@ def raise_at(patch: pytest.MonkeyPatch, point: int) -> None:
     patch.setattr(Study, "start", before(Study.start, lambda *arguments: arguments[-1] is not None))
     patch.setattr(Study, "end", before(Study.end, lambda study, number, state, *_: state is TrialState.STOPPED))
     patch.setattr(Driver, "_run", before(Driver._run, lambda driver, trial: trial.fork is not None))
-    patch.setattr(Driver, "_copy", before(Driver._copy, lambda *arguments: True))
-    patch.setattr("posttrain.tune.driver.sync_tree", before(sync_tree, lambda folder: True))
+    patch.setattr(TrialFolders, "copy", before(TrialFolders.copy, lambda *arguments: True))
+    patch.setattr("posttrain.tune.trial_folders.sync_tree", before(sync_tree, lambda folder: True))
 
 
 @pytest.mark.slow
@@ -295,10 +296,12 @@ def test_a_kill_between_the_writes_of_a_child(workers: int | None, tmp_path: Pat
 def test_a_driver_that_is_killed_in_the_midst_of_a_copy(whole: TuneResult, tmp_path: Path) -> None:
     process = os.fork()
     if process == 0:  # a process of its own, so that nothing cleans up behind it
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("posttrain.tune.driver.sync_tree", lambda folder: os.kill(os.getpid(), 9))
-            run(out=tmp_path)
-        os._exit(1)
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("posttrain.tune.trial_folders.sync_tree", lambda folder: os.kill(os.getpid(), 9))
+                run(out=tmp_path)
+        finally:
+            os._exit(1)
     assert os.waitpid(process, 0)[1] == 9
     left = [path for path in (tmp_path / "trials" / "copies").iterdir() if path.is_dir()]
     assert len(left) == 1
@@ -309,7 +312,7 @@ def test_a_driver_that_is_killed_in_the_midst_of_a_copy(whole: TuneResult, tmp_p
 
 def test_a_parent_that_is_gone_fails_its_child(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Driver, "_copy", lambda driver, source, target: (_ for _ in ()).throw(Killed()))
+        patch.setattr(TrialFolders, "copy", lambda folders, parent, child: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
             run(out=tmp_path)
     fork = read_study(tmp_path)[1][4].fork

@@ -1,6 +1,7 @@
 """Studies in Optuna's storage: read again, also from PostgreSQL, migrated to another space, shown by its dashboard."""
 
 import json
+import os
 import random
 from pathlib import Path
 
@@ -250,3 +251,24 @@ def test_the_best_trial() -> None:
     third = trial(5, TrialState.FINISHED, 0.7)
     assert best_trial([paused, first, second, third]) is first
     assert best_trial([paused, first, second, third], maximize=True) is third
+
+
+def test_a_folder_that_cannot_be_written_to_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Study(SPACE, folder=tmp_path) as study:
+        fill(study)
+        trials = list(study.trials)
+    before = {path.name for path in tmp_path.iterdir()}
+    with monkeypatch.context() as patch:
+        access = os.access
+        patch.setattr("os.access", lambda path, mode: path != tmp_path and access(path, mode))
+        assert read_study(tmp_path)[1] == trials
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def test_a_damaged_database_is_named_with_what_is_left(tmp_path: Path) -> None:
+    with Study(SPACE, folder=tmp_path) as study:
+        fill(study)
+    content = (tmp_path / "study.db").read_bytes()
+    (tmp_path / "study.db").write_bytes(content[: len(content) // 2])
+    with pytest.raises(UserError, match="name another --out; with this folder as warm_start it begins with what"):
+        Study(SPACE, folder=tmp_path)

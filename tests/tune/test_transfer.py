@@ -377,3 +377,19 @@ def test_a_study_that_has_just_begun_is_left_out(tmp_path: Path, caplog: pytest.
     minimize(function, space, budget=1, out=tmp_path / "two")
     assert any("two is left out: none of its trials has a value" in message for message in caplog.messages)
     assert any("starts from 3 settings of one" in message for message in caplog.messages)
+
+
+def test_the_first_study_of_a_series_has_none_before_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    series = tmp_path / "series"
+    for number in range(2):
+        with caplog.at_level("INFO", "posttrain"):
+            minimize(bowl(0.3, 0.3), SQUARE, budget=3, out=series / str(number), warm_start=str(series))
+    assert any("starts from 3 settings of 0" in message for message in caplog.messages)
+    # One of many that is damaged is left out; one that is named is not.
+    (series / "1" / "trials.jsonl").write_text("{")
+    caplog.clear()
+    with caplog.at_level("WARNING", "posttrain"):
+        minimize(bowl(0.3, 0.3), SQUARE, budget=1, out=tmp_path / "another", warm_start=str(series))
+    assert any("left out: " in message and "is no study that can be read" in message for message in caplog.messages)
+    with pytest.raises(UserError, match="is no study that can be read"):
+        minimize(bowl(0.3, 0.3), SQUARE, budget=1, out=tmp_path / "third", warm_start=str(series / "1"))

@@ -23,6 +23,8 @@ _SHOWN = 10  # trials of a table
 
 _ERRORS = 3  # of failed trials that are shown
 
+_NO_LIMITS = "; no trial meets the limits"
+
 
 class _Verbs(LazyGroup):
     """Takes what is no verb for the config of a study: ``posttrain tune CONFIG.yaml`` runs it."""
@@ -103,7 +105,8 @@ def run(
         raise WorkError(f"no trial has a value: {reason}")
     if result.front:
         print_line(f"{describe_best(result.best, section.several, result.front)}; {len(result.trials)} trials in all")
-        print_line(f"chosen by the rule: {section.choose}; a config of each: {out / FRONT_FOLDER}")
+        limits = "" if section.several is None or section.several.meets_limits(result.best) else _NO_LIMITS
+        print_line(f"chosen by the rule: {section.choose}{limits}; a config of each: {out / FRONT_FOLDER}")
     else:
         count = len(result.trials)
         print_line(f"{describe_best(result.best)} of {count} trials, by held-out {', '.join(section.metrics)}")
@@ -134,9 +137,10 @@ def show(
     json: JsonOption = False,
 ) -> None:
     """Show a study: the best trials, and how many ended how."""
+    from posttrain.store.files import is_locked
     from posttrain.tune.progress import describe_best
     from posttrain.tune.stopping import read_reason
-    from posttrain.tune.storage import read_name
+    from posttrain.tune.storage import LOCK, TRIALS_FOLDER, read_name
     from posttrain.tune.study import read_study
     from posttrain.tune.transfer.savings import describe_warm_start
     from posttrain.tune.trial import lineage, rank, schedule_to_json
@@ -184,10 +188,12 @@ def show(
     headings = ["trial", "state", *objectives.names, "step", "seconds", *(["goes on from"] if parents else []), *names]
     print_table("", headings, rows)
     states = ", ".join(f"{count} {state}" for state, count in counts.most_common())
-    print_line(f"{len(trials)} trials: {states}" if trials else "no trials yet")
+    print_line(f"{len(trials)} trial{'' if len(trials) == 1 else 's'}: {states}" if trials else "no trials yet")
+    if counts["running"] and not is_locked(folder / TRIALS_FOLDER / LOCK):
+        print_line("no process works on the study; posttrain tune goes on with it")
     print_line(describe_best(best, objectives, front))
     if best is not None and front:
-        limits = "" if objectives.meets_limits(best) else "; no trial meets the limits"
+        limits = "" if objectives.meets_limits(best) else _NO_LIMITS
         print_line(f"chosen by the rule: {objectives.choose}{limits}")
     if len(spans) > 1:
         _print_schedule(spans)

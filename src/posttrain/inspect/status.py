@@ -1,9 +1,7 @@
 """Reports the state of the loop, and the use of the machine, for people and programs."""
 
-import json
 import logging
 import os
-import platform
 import shutil
 import subprocess
 import time
@@ -32,6 +30,7 @@ from posttrain.loop.stages.suggest import Suggest, check_report, suggestions_of
 from posttrain.loop.state import RoundState
 from posttrain.loop.tuning import tuning_sentences
 from posttrain.store.errors import DamagedArtifactError, UserError
+from posttrain.store.files import is_locked
 from posttrain.store.rows import Round, Run
 from posttrain.store.workspace import Workspace
 
@@ -84,16 +83,7 @@ def status(workspace: Workspace, config: Config) -> dict[str, Any]:
 
 def is_working(workspace: Workspace) -> bool:
     """Returns whether a process holds the workspace's lock, as far as its note tells."""
-    # The lock itself is not tried: a run that starts in that moment would be refused.
-    try:
-        holder = json.loads((workspace.home / "lock.json").read_bytes())
-        if holder["host"] == platform.node():
-            os.kill(int(holder["pid"]), 0)
-    except PermissionError:
-        return True  # the process is another user's
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-    return True
+    return is_locked(workspace.home / "lock")
 
 
 def _stages(config: Config, rounds: Sequence[Round], runs: Sequence[Run], working: bool) -> list[dict[str, Any]]:

@@ -27,6 +27,9 @@ log = logging.getLogger("posttrain")
 
 Rows = npt.NDArray[np.bool_]
 
+FEW = 5
+"""Held-out records, below which a value is that of chance."""
+
 _THRESHOLD, _NGRAM = 0.8, 5  # of near duplicates, as where a dataset is split
 
 
@@ -48,6 +51,8 @@ def split_records(records: pa.Table, tune: TuneConfig, config: TrainJobConfig, r
     if held_out.num_rows == 0:
         what = f"of {records.num_rows} records none can be held out without what is like it"
         raise UserError(what, where="tune.held_out", fix="hold out a larger share, or name a file")
+    if held_out.num_rows < FEW:
+        log.warning("  measures on %d records: which settings are better is chance among so few", held_out.num_rows)
     return training, held_out
 
 

@@ -210,6 +210,8 @@ class TuneConfig(Section):
     @field_validator("held_out", mode="before")
     @classmethod
     def _data_is_enough(cls, value: Any) -> Any:
+        if isinstance(value, float | int) and not isinstance(value, bool):
+            value = f"{100 * value:g}%"
         return {"data": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
@@ -273,6 +275,9 @@ class TuneConfig(Section):
             raise UserError(what, where="tune.metric", fix="set tune.limits, or name it in tune.objectives with others")
         scored = [name for name in self.metrics if name not in MODEL_COSTS]
         if self.held_out.scorer is not None:
+            if self.held_out.scorer not in SCORERS:
+                what = f"there is no scorer `{self.held_out.scorer}`"
+                raise UserError(what, where="tune.held_out.scorer", fix=suggest(self.held_out.scorer, SCORERS))
             candidates: tuple[str, ...] = (self.held_out.scorer,)
         elif LOSS in self.metrics:
             candidates = ("label_likelihood" if has_labels else "perplexity",)
@@ -352,14 +357,14 @@ def check_settings(space: Space, base: Mapping[str, Any]) -> None:
     Raises:
         UserError: the space has no key of the training, or settings that do not fit.
     """
-    generator = np.random.default_rng(0)
-    if not any(
-        name.startswith(SETTING_PREFIX) for name in {**space.parameters, **space.complete(space.draw(generator))}
-    ):
-        name = next(iter(space.parameters))
-        raise UserError(
-            f"`{name}` is no setting of a training", where="tune.space", fix=f"write {SETTING_PREFIX}{name}"
-        )
+    used = space.used_names
+    for name in space.parameters:
+        if not name.startswith(SETTING_PREFIX) and name not in used:
+            what = f"`{name}` is no setting of a training, and no formula has it"
+            raise UserError(what, where="tune.space", fix=f"write {SETTING_PREFIX}{name}")
+    if not any(name.startswith(SETTING_PREFIX) for name in space.to_json()["entries"]):
+        what = f"{', '.join(space.parameters)} change no setting of a training"
+        raise UserError(what, where="tune.space", fix=f"derive one from them, such as {SETTING_PREFIX}learning_rate")
     generator = np.random.default_rng(0)
     for _ in range(CHECKED_POINTS):
         point = space.complete(space.draw(generator))

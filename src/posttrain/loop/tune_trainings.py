@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from posttrain.evaluate.scorers.base import read_examples
+from posttrain.evaluate.scorers.likelihood import label_indices
 from posttrain.loop.held_out import split_records
 from posttrain.loop.measured_trial import MeasuredTrial
 from posttrain.loop.model_costs import check_limits
@@ -45,7 +47,10 @@ from posttrain.tune.backends.registry import open_backend as open_engine
 from posttrain.tune.budget import Budget
 from posttrain.tune.context import TrialContext
 from posttrain.tune.objectives import Measured
-from posttrain.tune.schedulers.registry import make_scheduler
+from posttrain.tune.parts import check_part
+from posttrain.tune.samplers.initial import read_points
+from posttrain.tune.samplers.registry import SAMPLERS
+from posttrain.tune.schedulers.registry import SCHEDULERS, make_scheduler
 from posttrain.tune.space import Space
 from posttrain.tune.transfer.past import EARLY_STEP, PastStudy, Task, read_past
 from posttrain.tune.trial import Trial
@@ -95,6 +100,10 @@ def tune_trainings(
     check_engine(engine, workers)
     space = Space(tune.space, tune.constraints, "tune.space")
     check_settings(space, config.model_dump(mode="json"))
+    read_points(tune.initial, space, "tune.initial")
+    if tune.sampler is not None:
+        check_part(SAMPLERS, tune.sampler, "tune.sampler", 3)
+    check_part(SCHEDULERS, tune.scheduler, "tune.scheduler", 0)
     supernet = None if tune.one_shot is None else one_shot_config(config, tune, space)
     if supernet is not None and not any((limit.trials, limit.seconds, limit.gpu_seconds, limit.money)):
         raise UserError("trials of one_shot process no tokens", where="tune.budget", fix="give such as 50 trials")
@@ -113,6 +122,9 @@ def tune_trainings(
     source = locate(config.model, Path(), weights=config.train.initialization.method == "none")
     check_shapes(space, config.model_dump(mode="json"), source)
     training, held_out = split_records(records, tune, config, root)
+    if labels := config.task.label_set:
+        for table, where in ((training, "data"), (held_out, "tune.held_out")):
+            label_indices(read_examples(table, where), labels, where)
     shared: dict[str, Any] = {
         "base": config.model_dump(mode="json"),
         "model": source,
@@ -252,7 +264,7 @@ class TrainingTrial(MeasuredTrial):
         while len(values) < self.parts:
             early = trial.folder.parent / EARLY_FOLDER / f"{trial.number:04d}.json"
             share = (len(values) + 1) / self.parts
-            measure = _StopAndMeasure(share, partial(self.measure, costs), early, trial.show_life)
+            measure = _StopAndMeasure(share, self.parts, partial(self.measure, costs), early, trial.show_life)
             finished = self._train(trial.folder / _MODEL, config, measure)
             if finished:
                 lm = load_language_model(trial.folder / _MODEL, config.task, choose_precision())
@@ -298,6 +310,7 @@ class _StopAndMeasure(Callback):
 
     Args:
         share: of the steps.
+        parts: that the training is cut into.
         measure: returns the value of a model.
         early: file of the early loss.
         show_life: called after each step, as a report is due after a part alone.
@@ -310,16 +323,20 @@ class _StopAndMeasure(Callback):
     def __init__(
         self,
         share: float,
+        parts: int,
         measure: Callable[[LanguageModel], Measured],
         early: Path,
         show_life: Callable[[], None],
     ) -> None:
         self._share, self._measure, self._early, self._goal = share, measure, early, 0
-        self._show_life = show_life
+        self._parts, self._show_life = parts, show_life
         self.tokens = 0
         self.value: Measured | None = None
 
     def on_begin(self, steps: int, total: int) -> bool:
+        if total < self._parts:
+            what = f"a training has {total} steps, and {self._parts} parts"
+            raise UserError(what, where="tune.scheduler.max_resource", fix=f"give at most {total}, or train longer")
         # Rounded first: 3 / 9 of 9 steps is not to be 4 of them.
         self._goal = math.ceil(round(self._share * total, 6))
         return steps >= self._goal

@@ -298,6 +298,22 @@ def hold_lock(
         lock.release()
 
 
+def is_locked(path: Path) -> bool:
+    """Returns whether a process holds the lock file ``path``, as far as its note tells.
+
+    The lock itself is not tried: who begins in that moment would be refused.
+    """
+    try:
+        holder = json.loads(path.with_name(f"{path.name}.json").read_bytes())
+        if holder["host"] == platform.node():
+            os.kill(int(holder["pid"]), 0)
+    except PermissionError:
+        return True  # the process is another user's
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return True
+
+
 def _holder(note: Path) -> str:
     try:
         holder = json.loads(note.read_bytes())

@@ -26,7 +26,7 @@ from posttrain.tune.schedulers.base import Scheduler
 from posttrain.tune.schedulers.registry import make_scheduler
 from posttrain.tune.space import Space
 from posttrain.tune.stopping import GainRule
-from posttrain.tune.storage import STUDY_FILE, begin_name
+from posttrain.tune.storage import LOCK, STUDY_FILE, TRIALS_FOLDER, begin_name
 from posttrain.tune.study import Study
 from posttrain.tune.study_files import StudyFiles
 from posttrain.tune.transfer.past import PastStudy, Task, early_value, read_past, write_task
@@ -42,8 +42,6 @@ from posttrain.tune.trial import Span, Trial, lineage
 from posttrain.tune.versions import Goal
 
 log = logging.getLogger("posttrain")
-
-_TRIALS_FOLDER, _LOCK = "trials", "lock"
 
 
 @dataclass(frozen=True)
@@ -265,9 +263,9 @@ def optimize(
             trials_folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="posttrain-tune-")))
         else:
             _check_folder(folder, storage)
-            trials_folder = folder / _TRIALS_FOLDER
+            trials_folder = folder / TRIALS_FOLDER
             make_folder(trials_folder)
-            stack.enter_context(hold_lock(trials_folder / _LOCK, busy_message="another process works on this study"))
+            stack.enter_context(hold_lock(trials_folder / LOCK, busy_message="another process works on this study"))
         study = stack.enter_context(
             Study(
                 space,
@@ -281,6 +279,7 @@ def optimize(
                 several=several,
             )
         )
+        _check_trials(trials_folder, len(study.trials))
         files = StudyFiles(study, folder, to_config or (lambda trial: trial.settings))
         backend = stack.enter_context(open_backend())
         goal = Goal(objective, maximize, space, several=several)
@@ -315,7 +314,7 @@ def optimize(
         try:
             driver.run(observe)
             if rule is not None:
-                rule.keep(study.trials)
+                rule.keep()
         finally:
             keep_task()
             files.write()
@@ -385,10 +384,18 @@ def _read_past(warm_start: Any, out: str | Path | None) -> list[PastStudy]:
     return read_past(warm_start, Path(), exclude=None if out is None else Path(out))
 
 
+def _check_trials(folder: Path, count: int) -> None:
+    """Raises a `UserError` if there are checkpoints of trials that the study lacks: other trials would go on there."""
+    numbers = sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal())
+    if numbers and numbers[-1] >= count:
+        what = f"has the folder of trial {numbers[-1]}, and the study {count} trials: its database is another one"
+        raise UserError(what, where=str(folder), fix="name another --out")
+
+
 def _check_folder(folder: Path, storage: str | None) -> None:
     """Raises a `UserError` if the folder holds something that is no study."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    known = {STUDY_FILE, _TRIALS_FOLDER}
+    known = {STUDY_FILE, TRIALS_FOLDER}
     if folder.exists() and not folder.is_dir():
         raise UserError("is a file", where=str(folder), fix="name another --out")
     if names and not names & known:

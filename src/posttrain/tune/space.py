@@ -61,6 +61,8 @@ class Space:
             raise UserError("is no mapping of names to parameters", where=where)
         read = {str(name): read_entry(value, f"{where}.{name}") for name, value in entries.items()}
         self._where = where
+        # Beside the space, as a config and the arguments have it.
+        self._constraints_key = where.removesuffix("space") + "constraints"
         self._entries = read
         self._items = _in_order({name: _parse(name, entry, f"{where}.{name}") for name, entry in read.items()}, where)
         self.parameters: Mapping[str, Parameter] = {
@@ -68,7 +70,7 @@ class Space:
         }
         self._formulas = {item.name: item.formula for item in self._items if item.formula is not None}
         self.constraints = tuple(constraints)
-        self._constraints = [parse_formula(text, f"{where}.constraints") for text in constraints]
+        self._constraints = [parse_formula(text, self._constraints_key) for text in constraints]
         for formula in self._constraints:
             _check_names(formula, read)
         if not self.parameters:
@@ -88,6 +90,12 @@ class Space:
     def varying(self) -> list[str]:
         """The names whose values differ between points: parameters, derived values, and those with a condition."""
         return [name for name, entry in self._entries.items() if not isinstance(entry, Fixed) or entry.when is not None]
+
+    @property
+    def used_names(self) -> set[str]:
+        """The names that conditions, constraints and derived values need."""
+        formulas = [formula for item in self._items for formula in (item.when, item.formula) if formula is not None]
+        return {name for formula in (*formulas, *self._constraints) for name in formula.names}
 
     def to_json(self) -> dict[str, Any]:
         """Returns the space as JSON values, from which `of` makes it again."""
@@ -183,7 +191,7 @@ class Space:
         """Returns the error of a space that has hardly a feasible point, of so many that were drawn."""
         return UserError(
             f"hardly a point meets the constraints: {feasible or 'none'} of {drawn:,} drawn",
-            where=f"{self._where}.constraints",
+            where=self._constraints_key,
             fix="narrow the ranges, or derive one value from the others",
         )
 
@@ -224,7 +232,7 @@ class Space:
         listed = ", ".join(f"`{text}`" for text in self.constraints) or "the formulas"
         raise UserError(
             f"no point meets {listed} ({_CHECKED_POINTS:,} drawn)",
-            where=f"{self._where}.constraints",
+            where=self._constraints_key,
             fix="widen the ranges, or remove a constraint",
         )
 

@@ -85,13 +85,13 @@ class GainRule:
                 log.info("  %s", self._reason)
         return self._reason
 
-    def keep(self, trials: Sequence[Trial]) -> None:
+    def keep(self) -> None:
         """Keeps for later sessions, and for whoever looks at the study, that it has been ended."""
-        reason = self.reason(trials)
         if self._file is None:
             return
-        if reason:
-            content = {**self._settings, "values": self._checked, "reason": reason}
+        # As it was when a trial was to start: a study whose budget is spent has not been ended early.
+        if self._reason:
+            content = {**self._settings, "values": self._checked, "reason": self._reason}
             write_atomically(self._file, json.dumps(content, ensure_ascii=False).encode())
         else:
             self._file.unlink(missing_ok=True)

@@ -22,6 +22,9 @@ from posttrain.tune.parameters import Choice, Float, Int, Parameter
 STUDY_FILE = "study.db"
 """The SQLite file of a study, in its folder."""
 
+TRIALS_FOLDER, LOCK = "trials", "lock"
+"""The folder of a study's trials, and in it the lock of the process that works on the study."""
+
 _NAME_FILE = "name.txt"
 """The file with the name of a study in a database that others share, in its folder."""
 
@@ -93,7 +96,9 @@ def _use_write_ahead_log(file: Path) -> None:
             connection.execute("PRAGMA journal_mode = WAL")
         connection.close()
     except sqlite3.DatabaseError as error:
-        raise UserError(f"is no study ({error})", where=str(file), fix="name another --out") from None
+        what = "is damaged" if "malformed" in str(error) else "is no study"
+        fix = "name another --out; with this folder as warm_start it begins with what trials.jsonl has"
+        raise UserError(f"{what} ({error})", where=str(file), fix=fix) from None
 
 
 @contextmanager

@@ -8,6 +8,9 @@ has them, for its dashboard.
 """
 
 import json
+import os
+import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -300,13 +303,18 @@ def read_study_events(
     missing = UserError("holds no study", where=location, fix="begin one with posttrain tune CONFIG.yaml --out DIR")
     if url is None and (folder is None or not (folder / STUDY_FILE).is_file()):
         raise missing
-    storage = open_storage(folder, url)
-    try:
+    with ExitStack() as stack:
+        if url is None and folder is not None and not os.access(folder, os.W_OK):
+            # SQLite writes beside a file to read it.
+            copy = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="posttrain-tune-")))
+            for file in folder.glob(f"{STUDY_FILE}*"):
+                shutil.copyfile(file, copy / file.name)
+            folder = copy
+        storage = open_storage(folder, url)
+        stack.callback(close_storage, storage)
         with storage_errors(location):
             study = latest_version(storage, name)
             if study is None:
                 raise missing
             history = read_events(storage.get_all_trials(study._study_id, deepcopy=False))
             return stored_goal(study), history.trials, history.events
-    finally:
-        close_storage(storage)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,20 @@ from posttrain.store.text_files import normalise_text
 if TYPE_CHECKING:
     from posttrain.models.ensembles.ensemble import Ensemble
     from posttrain.models.language_model import LanguageModel
+
+
+def label_indices(examples: Examples, labels: Sequence[str], where: str) -> list[int]:
+    """Returns the index of each example's answer among the labels.
+
+    Raises:
+        UserError: a record has no answer, or one outside the labels; names the first.
+    """
+    position = {normalise_text(label): index for index, label in enumerate(labels)}
+    answers = examples.answers(where)
+    for answer, location in zip(answers, examples.locations, strict=True):
+        if normalise_text(answer) not in position:
+            raise UserError(f"{location}: label `{answer}` is not in task.labels", where=where)
+    return [position[normalise_text(answer)] for answer in answers]
 
 
 def score_label_likelihood(
@@ -30,13 +45,8 @@ def score_label_likelihood(
     labels = lm.task.label_set
     if not labels:
         raise UserError("scorer label_likelihood needs a label set", where=where, fix="set `task.labels`")
-    position = {normalise_text(label): index for index, label in enumerate(labels)}
-    answers = examples.answers(where)
-    for answer, location in zip(answers, examples.locations, strict=True):
-        if normalise_text(answer) not in position:
-            raise UserError(f"{location}: label `{answer}` is not in task.labels", where=where)
     # Before the model is asked: a label that is misspelt in one record costs no pass over all others.
-    truth = np.array([position[normalise_text(answer)] for answer in answers])
+    truth = np.array(label_indices(examples, labels, where))
     # `exact` has the true label scored without pruning: its log-likelihood is a metric.
     exact, report = truth.tolist(), None
     if isinstance(lm, Ensemble):

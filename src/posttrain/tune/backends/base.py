@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from posttrain.store.errors import UserError, WorkError
 from posttrain.tune.context import TrialContext
 from posttrain.tune.objectives import Measured
 from posttrain.tune.schedulers.base import Decision
@@ -131,4 +132,5 @@ def error_line(error: BaseException) -> str:
     name = type(error).__name__
     if isinstance(error, MemoryError) or OUT_OF_MEMORY in text.lower():
         return f"{OUT_OF_MEMORY}{f': {text}' if text else ''}"
-    return f"{name}: {text}" if text else name
+    # Their texts are for users as they are.
+    return text if isinstance(error, UserError | WorkError) else f"{name}: {text}" if text else name

@@ -2,7 +2,9 @@
 
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from posttrain.jobs.gpus import peak_gpu_bytes, reset_gpu_peak
 from posttrain.jobs.memory import peak_bytes
@@ -93,7 +95,17 @@ def run_job(
     # Whatever the function raises is recorded with its trial.
     except Exception as error:  # noqa: BLE001
         line = error_line(error)
+        _write_traceback(job)
         return outcome("out_of_memory" if line.startswith(OUT_OF_MEMORY) else "failed", error=line)
+
+
+def _write_traceback(job: Job) -> None:
+    """Writes where the function failed into ``errors/NUMBER.txt``, beside the folders of the trials."""
+    file = job.folder.parent / "errors" / f"{job.folder.name}.txt"
+    # A disk that is full must not hide the error itself.
+    with suppress(OSError):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(traceback.format_exc(), encoding="utf-8")
 
 
 def _peak_memory() -> Memory:

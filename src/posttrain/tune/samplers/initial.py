@@ -55,6 +55,8 @@ def read_points(points: Sequence[Settings], space: Space, where: str = "initial"
     Raises:
         UserError: one is no point of the space.
     """
+    if isinstance(points, Mapping) or not all(isinstance(point, Mapping) for point in points):
+        raise UserError("is no list of points", where=where, fix="give such as [{x: 0.5}]")
     read: list[dict[str, Any]] = []
     for point in points:
         drawn = find_drawn(point, space)

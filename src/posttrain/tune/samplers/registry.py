@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from posttrain.store.extensions import Registry
-from posttrain.tune.parts import make_part
+from posttrain.tune.parts import check_ranges, make_part
 from posttrain.tune.samplers.base import Directions, Sampler
 from posttrain.tune.space import Space
 
@@ -54,6 +54,7 @@ def tpe(space: Space, seed: int, maximize: Directions, startup: int = 10) -> Sam
     """
     from optuna.samplers import TPESampler
 
+    check_ranges("sampler", {"startup": (startup, startup >= 0, "0 or more")})
     from posttrain.tune.samplers.optuna_sampler import OptunaSampler
 
     return OptunaSampler(

@@ -28,6 +28,7 @@ class Asha(Scheduler):
         self._eta = eta
         self._rungs = [self._make_rung() for _ in self._steps]
         self._level: dict[int, int] = {}  # the rung that a trial runs up to
+        self._arrived: set[tuple[int, int]] = set()  # trials and the rungs that they have come to
 
     def choose(self, can_start: bool = True) -> Start | Promote | None:
         for level in range(len(self._steps) - 2, -1, -1):
@@ -40,8 +41,8 @@ class Asha(Scheduler):
         if resource not in self._steps:
             return  # of another scheduler
         self._level[number] = level = self._steps.index(resource)
-        if level:
-            self._rungs[level - 1].remove(number)
+        for rung in self._rungs[:level]:  # not of the last alone: it may have waited further down
+            rung.remove(number)
 
     def report(self, number: int, step: int, value: float) -> Decision:
         return self.report_values(number, step, (value,))
@@ -52,12 +53,14 @@ class Asha(Scheduler):
         level = self._level[number]
         if step < self._steps[level]:
             return Decision.CONTINUE
-        self._rungs[level].add(number, values)
+        if (number, level) not in self._arrived:  # another scheduler may have had it go on from here
+            self._arrived.add((number, level))
+            self._rungs[level].add(number, values)
         return Decision.PAUSE if level + 1 < len(self._steps) else Decision.STOP
 
     def ended(self, number: int, value: float | None) -> None:
-        if number in self._level:
-            self._rungs[self._level[number]].remove(number)
+        for rung in self._rungs:
+            rung.remove(number)
 
     def _make_rung(self) -> "AshaRung":
         return _Rung()

@@ -1,6 +1,7 @@
 """Finished studies and the tasks that they were about: kept in ``task.json``, and read to begin other studies with."""
 
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from posttrain.tune.storage import STUDY_FILE
 from posttrain.tune.study import TRIALS_FILE, read_study
 from posttrain.tune.trial import Report, Trial, TrialState, rank
 from posttrain.tune.versions import Goal
+
+log = logging.getLogger("posttrain")
 
 TASK_FILE = "task.json"
 """File in a study's folder with its goal and the features of its task."""
@@ -135,19 +138,30 @@ def read_past(values: Any, root: Path, where: str = "warm_start", exclude: Path 
     Raises:
         UserError: there is no such folder, or it holds no study.
     """
-    folders: list[Path] = []
+    studies: dict[Path, PastStudy] = {}
+    own = None if exclude is None else exclude.resolve()
     for value in [values] if isinstance(values, str | Path) else values:
-        folder = root / Path(value).expanduser()
-        if not folder.is_dir():
+        folder = (root / Path(value).expanduser()).resolve()
+        # The first study of a series has none before it.
+        may_be_empty = own is not None and folder in own.parents
+        if not folder.is_dir() and not may_be_empty:
             raise UserError(
                 f"no such folder: {value}", where=where, fix="name a study's folder, or a folder of studies"
             )
-        inner = [folder] if _is_study(folder) else sorted(path for path in folder.iterdir() if _is_study(path))
-        if not inner:
+        if _is_study(folder):
+            studies[folder] = PastStudy.read(folder)
+            continue
+        inner = sorted(path for path in folder.iterdir() if _is_study(path)) if folder.is_dir() else []
+        if not inner and not may_be_empty:
             raise UserError(f"{value} holds no study", where=where, fix="name the folder that posttrain tune wrote")
-        folders += inner
-    unique = dict.fromkeys(path.resolve() for path in folders)
-    return [PastStudy.read(folder) for folder in unique if exclude is None or folder != exclude.resolve()]
+        for path in inner:
+            if path != own:
+                try:
+                    studies[path] = PastStudy.read(path)
+                except UserError as error:  # one of many
+                    log.warning("  left out: %s", error)
+    studies.pop(own or Path(), None)
+    return list(studies.values())
 
 
 def early_value(trials: Sequence[Trial]) -> dict[str, float]:

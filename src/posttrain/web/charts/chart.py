@@ -153,6 +153,10 @@ def value_axis(levels: Sequence[float], show: Formatter, **others: object) -> Op
     high = high if high > low else low + 1.0
     interval = levels[1] - levels[0] if len(levels) > 1 else high - low
     texts = [(level, show(level)) for level in levels]
+    for digits in range(5, 16):  # of levels that differ beyond what is shown of a number
+        if len({text for _, text in texts}) == len(texts):
+            break
+        texts = [(level, f"{level:.{digits}g}") for level in levels]
     return {"type": "value", "min": low, "max": high, "interval": interval, "texts": texts, **others}
 
 

@@ -1,0 +1,44 @@
+"""Studies whose scheduler changes and changes back: no trial that has ended runs again, and none is counted twice."""
+
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.tune import Float
+from posttrain.tune.api import optimize
+from posttrain.tune.backends.simulated import CurvePoint, SimulatedBackend
+
+SCHEDULERS: dict[str, Any] = {
+    "asha 9": {"name": "asha", "max_resource": 9},
+    "asha 4": {"name": "asha", "max_resource": 4},
+    "asha eta 2": {"name": "asha", "max_resource": 9, "eta": 2},
+    "moasha 9": {"name": "moasha", "max_resource": 9},
+    "hyperband 9": {"name": "hyperband", "max_resource": 9},
+    "halving 4": {"name": "successive_halving", "max_resource": 4, "eta": 2},
+    "none": "none",
+}
+
+
+def curve(settings: Any) -> list[CurvePoint]:
+    return [CurvePoint(abs(settings["x"] - 0.3) + 1 / step) for step in range(1, 10)]
+
+
+@pytest.mark.parametrize(("first", "second"), list(permutations(SCHEDULERS, 2)))
+def test_there_and_back(first: str, second: str, tmp_path: Path) -> None:
+    ended: dict[int, Any] = {}
+    for turn, name in enumerate((first, second, first, second)):
+        result = optimize(
+            lambda: SimulatedBackend(curve),
+            {"x": Float(0, 1)},
+            budget=6 * (turn + 1),
+            sampler="random",
+            scheduler=SCHEDULERS[name],
+            seed=turn,
+            out=tmp_path,
+        )
+        assert len(result.trials) == 6 * (turn + 1)
+        for number, trial in ended.items():
+            assert result.trials[number] == trial
+        ended |= {trial.number: trial for trial in result.trials if trial.ended}
