@@ -143,7 +143,7 @@ def show(
     from posttrain.tune.storage import LOCK, TRIALS_FOLDER, read_name
     from posttrain.tune.study import read_study
     from posttrain.tune.transfer.savings import describe_warm_start
-    from posttrain.tune.trial import lineage, rank, schedule_to_json
+    from posttrain.tune.trial import TrialState, lineage, rank, schedule_to_json
 
     goal, trials = read_study(folder, storage, read_name(folder, storage))
     best = goal.best_trial(trials)
@@ -199,7 +199,7 @@ def show(
         _print_schedule(spans)
     for sentence in [*sentences, *([savings.sentence] if savings else []), *([ended_early] if ended_early else [])]:
         print_line(sentence)
-    for trial in [trial for trial in trials if trial.error][:_ERRORS]:
+    for trial in [trial for trial in trials if trial.state is TrialState.FAILED][:_ERRORS]:
         print_line(f"trial {trial.number} failed: {trial.error}")
 
 

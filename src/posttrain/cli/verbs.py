@@ -1,5 +1,6 @@
 """Command groups that import a verb's module only when the verb is called, so that help and completion stay fast."""
 
+from difflib import get_close_matches
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
@@ -41,9 +42,13 @@ class LazyGroup(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Puts the default verb before a call without a verb."""
-        if self.default and args and args[0] not in (*self.verbs, "-h", "--help"):
+        if self.default and args and args[0] not in (*self.verbs, "-h", "--help") and not self._is_misspelt(args[0]):
             args = [self.default, *args]
         return super().parse_args(ctx, args)
+
+    def _is_misspelt(self, argument: str) -> bool:
+        """Returns whether an argument is nearly a verb, and no file; the base class then names the verb."""
+        return bool(get_close_matches(argument, self.verbs, 1, 0.7)) and not Path(argument).exists()
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the called verb's name, its imported command and the arguments after it."""

@@ -318,13 +318,26 @@ def parameter_labels(parameter: Parameter) -> list[tuple[float, str]]:
         return [(parameter.to_unit(value), truncate(setting_text(value), _LETTERS)) for value in parameter.values]
     assert isinstance(parameter, Float | Int)
     values: Sequence[float]
-    if parameter.log:
-        values = parameter.grid(5 if parameter.high < 1e4 * parameter.low else 4)
+    if isinstance(parameter, Float) and parameter.log:
+        values = _log_ticks(parameter.low, parameter.high)
+    elif parameter.log:  # such as a rank: its powers of two
+        values = parameter.grid(5)
     else:
         values = [level for level in ticks(parameter.low, parameter.high, 4) if level in parameter]
     if isinstance(parameter, Int):
         values = [int(value) for value in values]
     return [(parameter.to_unit(value), number_text(value)) for value in values]
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Returns the powers of ten in a range; of a short one their doubles and halves, too."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for factors in ((1,), (1, 2, 5)):
+        levels = [factor * 10.0**power for power in powers for factor in factors]
+        inside = [level for level in levels if low * (1 - 1e-9) <= level <= high * (1 + 1e-9)]
+        if len(inside) >= 3:
+            return inside
+    return [low, high]
 
 
 def _parallel(
