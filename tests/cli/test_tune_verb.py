@@ -141,7 +141,7 @@ def test_a_line_says_how_many_are_done_and_what_is_left(tmp_path: Path, caplog: 
     lines = [record.getMessage().split(" · ")[1:] for record in caplog.records if "best" in record.getMessage()]
     assert lines == [
         ["1 done", "best 0 (trial 0)", "2 trials left"],
-        ["2 done", "best -1 (trial 1)", "1 trials left"],
+        ["2 done", "best -1 (trial 1)", "1 trial left"],
         ["3 done", "best -2 (trial 2)", "0 trials left"],
     ]
 

@@ -61,7 +61,7 @@ def test_spending() -> None:
     assert not budget.is_spent(Spent(59, 999, 1e9))
     assert budget.is_spent(Spent(60, 0, 0))
     assert budget.is_spent(Spent(0, 1000, 0))
-    assert budget.left(1, Spent(20, 400, 0)) == "1 trials, 40s, 600 tokens left"
+    assert budget.left(1, Spent(20, 400, 0)) == "1 trial, 40s, 600 tokens left"
     assert budget.left(5, Spent(100, 4000, 0)) == "0 trials, 0s, 0 tokens left"
 
 

@@ -75,6 +75,7 @@ def run(
     from posttrain.train.api import read_files
     from posttrain.train.standalone import SUMMARY
     from posttrain.tune.backends.registry import check_engine
+    from posttrain.tune.budget import count_trials
     from posttrain.tune.lint import check_edges
     from posttrain.tune.progress import describe_best
     from posttrain.tune.space import Space
@@ -108,8 +109,8 @@ def run(
         limits = "" if section.several is None or section.several.meets_limits(result.best) else _NO_LIMITS
         print_line(f"chosen by the rule: {section.choose}{limits}; a config of each: {out / FRONT_FOLDER}")
     else:
-        count = len(result.trials)
-        print_line(f"{describe_best(result.best)} of {count} trials, by held-out {', '.join(section.metrics)}")
+        count = count_trials(len(result.trials))
+        print_line(f"{describe_best(result.best)} of {count}, by held-out {', '.join(section.metrics)}")
     for name, value in result.best.settings.items():
         print_line(f"  {name}: {value}")
     for warning in check_edges(Space(section.space, section.constraints), result.best):
@@ -138,6 +139,7 @@ def show(
 ) -> None:
     """Show a study: the best trials, and how many ended how."""
     from posttrain.store.files import is_locked
+    from posttrain.tune.budget import count_trials
     from posttrain.tune.progress import describe_best
     from posttrain.tune.stopping import read_reason
     from posttrain.tune.storage import LOCK, TRIALS_FOLDER, read_name
@@ -185,10 +187,11 @@ def show(
         ]
         for trial in ranked[: max(_SHOWN, len(front))]
     ]
-    headings = ["trial", "state", *objectives.names, "step", "seconds", *(["goes on from"] if parents else []), *names]
+    spent = "spent" if "seconds" in objectives.names else "seconds"  # no two columns of one name
+    headings = ["trial", "state", *objectives.names, "step", spent, *(["goes on from"] if parents else []), *names]
     print_table("", headings, rows)
     states = ", ".join(f"{count} {state}" for state, count in counts.most_common())
-    print_line(f"{len(trials)} trial{'' if len(trials) == 1 else 's'}: {states}" if trials else "no trials yet")
+    print_line(f"{count_trials(len(trials))}: {states}" if trials else "no trials yet")
     if counts["running"] and not is_locked(folder / TRIALS_FOLDER / LOCK):
         print_line("no process works on the study; posttrain tune goes on with it")
     print_line(describe_best(best, objectives, front))

@@ -177,7 +177,7 @@ class Budget:
         """Formats what is left, such as ``12 trials, 4m 10s left``."""
         parts = []
         if self.trials is not None:
-            parts.append(f"{max(0, self.trials - trials):,} trials")
+            parts.append(count_trials(max(0, self.trials - trials)))
         if self.seconds is not None:
             parts.append(format_seconds(max(0.0, self.seconds - spent.seconds)))
         if self.tokens is not None:
@@ -229,6 +229,11 @@ def read_gain(value: Any, where: str = "stop") -> Gain:
     if not 0 < amount < float("inf"):
         raise UserError(f"`{text}` is no gain", where=f"{where}.gain", fix="give 0.1%, or a difference of values")
     return Gain(amount, relative, text)
+
+
+def count_trials(count: int) -> str:
+    """Formats a number of trials, such as ``1 trial`` or ``1,200 trials``."""
+    return f"{count:,} trial{'' if count == 1 else 's'}"
 
 
 def format_seconds(seconds: float) -> str:

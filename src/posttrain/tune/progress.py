@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from posttrain.tune.budget import Budget, Spent, format_seconds
+from posttrain.tune.budget import Budget, Spent, count_trials, format_seconds
 from posttrain.tune.objectives import Objectives
 from posttrain.tune.study import Study
 from posttrain.tune.trial import Trial, TrialState
@@ -67,6 +67,6 @@ def describe_best(best: Trial | None, objectives: Objectives | None = None, fron
     if best is None or best.latest is None:
         return "no value yet"
     if front:
-        return f"front of {len(front)} trials, of which trial {best.number}: {_values_text(best, objectives)}"
+        return f"front of {count_trials(len(front))}, of which trial {best.number}: {_values_text(best, objectives)}"
     at = "" if best.state is TrialState.FINISHED else f" at step {best.step}"
     return f"best {_values_text(best, objectives)}{at} (trial {best.number})"
