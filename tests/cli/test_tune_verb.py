@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from posttrain.tune import TrialContext, minimize
+from posttrain.tune.budget import count_trials
 from posttrain.tune.study import read_study
 
 Call = Callable[..., Any]
@@ -155,7 +156,8 @@ def test_a_study_of_several_objectives_and_its_front(posttrain: Call, tmp_path: 
     lines = outcome.out.splitlines()
     values = posttrain("tune", "show", out, "--json").json
     front = values["front"]
-    assert lines[0].startswith(f"front of {len(front)} trials, of which trial {values['best']['number']}: loss 0.")
+    expected = f"front of {count_trials(len(front))}, of which trial {values['best']['number']}: loss 0."
+    assert lines[0].startswith(expected)
     assert lines[0].endswith("; 4 trials in all")
     assert lines[1] == f"chosen by the rule: loss within 1%; a config of each: {out / 'front'}"
     assert lines[-1] == f"posttrain train --config {out / 'best.yaml'} --out MODEL"
