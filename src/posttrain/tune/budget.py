@@ -124,7 +124,10 @@ class Budget:
             else:
                 raise wrong
             amounts[name] = amounts.get(name, 0) + amount
-        if len(amounts) > 1 or any(getattr(self, name) is not None for name in amounts):
+        if repeated := [name for name in amounts if getattr(self, name) is not None]:
+            kind = repeated[0].replace("_", " ")
+            raise UserError(f"`{part}` is a second limit of {kind}", where=where, fix="give one of each kind")
+        if len(amounts) > 1:
             raise UserError(f"`{part}` names two budgets in one", where=where, fix="put a comma between them")
         ((name, amount),) = amounts.items()
         whole = name in ("trials", "tokens")

@@ -250,7 +250,8 @@ def _from_config(value: Any, where: str) -> Entry:
     kinds = [kind for kind in _KINDS if kind in options]
     if len(kinds) != 1:
         problem = f"is both {' and '.join(kinds)}" if kinds else "does not say how it is drawn"
-        raise UserError(problem, where=where, fix=_EXAMPLE)
+        near = [] if kinds else [text for key in options if (text := suggest(str(key), _KINDS, listed=False))]
+        raise UserError(problem, where=where, fix=near[0] if near else _EXAMPLE)
     (kind,) = kinds
     content, when = options.pop(kind), options.pop("when", None)
     log = options.pop("log", False) if kind in ("float", "int") else False
