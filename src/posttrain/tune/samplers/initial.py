@@ -24,6 +24,7 @@ class InitialPoints(PopulationSampler):
     def __init__(self, sampler: Sampler, points: Sequence[Settings]) -> None:
         super().__init__(sampler.space, sampler.seed, sampler.directions)
         self._sampler, self._points = sampler, points
+        self._left = list(points)
 
     def begin(self, context: SearchContext) -> None:
         super().begin(context)
@@ -36,8 +37,10 @@ class InitialPoints(PopulationSampler):
 
     def _next_point(self, trials: Sequence[Trial]) -> Settings | None:
         """Returns the first point that no trial has tried, also where these were begun without the points."""
-        tried = [trial.drawn for trial in trials]
-        return next((point for point in self._points if point not in tried), None)
+        # Once tried, for good: not asked again with each of thousands of trials.
+        while self._left and any(trial.drawn == self._left[0] for trial in trials):
+            del self._left[0]
+        return self._left[0] if self._left else None
 
     def propose_child(self, number: int, trials: Sequence[Trial], fork: Fork) -> Proposal:
         assert isinstance(self._sampler, PopulationSampler), "a study checks its sampler before it has points"
