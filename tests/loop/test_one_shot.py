@@ -174,7 +174,11 @@ def test_a_killed_study_has_the_same_result(tiny_model: Path, root: Path, monkey
     ("changes", "train", "problem"),
     [
         ({"space": {**SPACE, "train.learning_rate": {"float": [1e-4, 1e-2]}}}, {}, "searches choices of ranks alone"),
-        ({"space": {**SPACE, "helper": [1, 2]}}, {}, "tune.space: `helper` is no setting of a training, and no formula has it"),
+        (
+            {"space": {**SPACE, "helper": [1, 2]}},
+            {},
+            "tune.space: `helper` is no setting of a training, and no formula has it",
+        ),
         ({"space": {**SPACE, ATTENTION: 4}}, {}, f"tune.space.{ATTENTION}: one_shot searches choices of ranks alone"),
         ({"space": {"train.lora.rank": [2, 4]}}, {}, "tune.space.train.lora.rank: one_shot searches choices of ranks"),
         ({"space": {**SPACE, FIRST: {"choice": [0, 2], "when": f"{1} > 0"}}}, {}, "without conditions"),
