@@ -177,7 +177,7 @@ def test_a_killed_study_has_the_same_result(tiny_model: Path, root: Path, monkey
         (
             {"space": {**SPACE, "helper": [1, 2]}},
             {},
-            "tune.space: `helper` is no setting of a training, and no formula has it",
+            "`helper` is no setting of a training, and no formula has it",
         ),
         ({"space": {**SPACE, ATTENTION: 4}}, {}, f"tune.space.{ATTENTION}: one_shot searches choices of ranks alone"),
         ({"space": {"train.lora.rank": [2, 4]}}, {}, "tune.space.train.lora.rank: one_shot searches choices of ranks"),
