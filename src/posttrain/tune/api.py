@@ -39,6 +39,7 @@ from posttrain.tune.transfer.warm_start import (
     predicted_points,
 )
 from posttrain.tune.trial import Span, Trial, lineage
+from posttrain.tune.trial_folders import check_trials
 from posttrain.tune.versions import Goal
 
 log = logging.getLogger("posttrain")
@@ -279,7 +280,7 @@ def optimize(
                 several=several,
             )
         )
-        _check_trials(trials_folder, len(study.trials))
+        check_trials(trials_folder, len(study.trials))
         files = StudyFiles(study, folder, to_config or (lambda trial: trial.settings))
         backend = stack.enter_context(open_backend())
         goal = Goal(objective, maximize, space, several=several)
@@ -382,14 +383,6 @@ def _read_past(warm_start: Any, out: str | Path | None) -> list[PastStudy]:
     if isinstance(warm_start, Sequence) and all(isinstance(study, PastStudy) for study in warm_start):
         return list(warm_start)
     return read_past(warm_start, Path(), exclude=None if out is None else Path(out))
-
-
-def _check_trials(folder: Path, count: int) -> None:
-    """Raises a `UserError` if there are checkpoints of trials that the study lacks: other trials would go on there."""
-    numbers = sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal())
-    if numbers and numbers[-1] >= count:
-        what = f"has the folder of trial {numbers[-1]}, and the study {count} trials: its database is another one"
-        raise UserError(what, where=str(folder), fix="name another --out")
 
 
 def _check_folder(folder: Path, storage: str | None) -> None:

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+from posttrain.store.errors import UserError
 from posttrain.store.files import (
     disk_errors,
     remove_abandoned_folders,
@@ -59,3 +60,11 @@ class TrialFolders:
     def _best_finished(self) -> int | None:
         best = self._study.best
         return best.number if best is not None and best.state is TrialState.FINISHED else None
+
+
+def check_trials(folder: Path, count: int) -> None:
+    """Raises a `UserError` if there are checkpoints of trials that the study lacks: other trials would go on there."""
+    numbers = sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal())
+    if numbers and numbers[-1] >= count:
+        what = f"has the folder of trial {numbers[-1]}, and the study {count} trials: its database is another one"
+        raise UserError(what, where=str(folder), fix="name another --out")
