@@ -104,7 +104,7 @@ def test_populations_of_what_cannot_change_are_refused(
 def test_labels_that_do_not_fit_are_named_before_any_work(tiny_model: Path, held_out_folder: Path) -> None:
     config = job(tiny_model)
     config = config.model_copy(update={"task": config.task.model_copy(update={"labels": ["gold"]})})
-    with pytest.raises(UserError, match=r"data: .*: label `.*` is not in task.labels"):
+    with pytest.raises(UserError, match=r"tune.held_out: .*: label `.*` is not in task.labels"):
         tune_trainings(config, tune_config(budget="2 trials"), RECORDS, held_out_folder / "out", root=held_out_folder)
     assert not (held_out_folder / "out").exists()
 

@@ -1,6 +1,5 @@
 """Command groups that import a verb's module only when the verb is called, so that help and completion stay fast."""
 
-from difflib import get_close_matches
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
@@ -10,6 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
+from posttrain.store.errors import suggest
 from posttrain.store.paths import check_path
 
 
@@ -48,7 +48,7 @@ class LazyGroup(TyperGroup):
 
     def _is_misspelt(self, argument: str) -> bool:
         """Returns whether an argument is nearly a verb, and no file; the base class then names the verb."""
-        return bool(get_close_matches(argument, self.verbs, 1, 0.7)) and not Path(argument).exists()
+        return suggest(argument, self.verbs, listed=False) is not None and not Path(argument).exists()
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the called verb's name, its imported command and the arguments after it."""

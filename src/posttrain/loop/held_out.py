@@ -18,7 +18,7 @@ from posttrain.data.split.assignment import first_of_component, hash_draw, links
 from posttrain.data.split.config import SplitsConfig
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.decontaminate import Decontaminate
-from posttrain.loop.tune_config import TuneConfig
+from posttrain.loop.tune_config import LEAST_HELD_OUT, TuneConfig
 from posttrain.store.errors import UserError
 from posttrain.store.paths import locate_path
 from posttrain.train.standalone import TrainJobConfig
@@ -26,9 +26,6 @@ from posttrain.train.standalone import TrainJobConfig
 log = logging.getLogger("posttrain")
 
 Rows = npt.NDArray[np.bool_]
-
-FEW = 5
-"""Held-out records, below which a value is that of chance."""
 
 _THRESHOLD, _NGRAM = 0.8, 5  # of near duplicates, as where a dataset is split
 
@@ -51,7 +48,7 @@ def split_records(records: pa.Table, tune: TuneConfig, config: TrainJobConfig, r
     if held_out.num_rows == 0:
         what = f"of {records.num_rows} records none can be held out without what is like it"
         raise UserError(what, where="tune.held_out", fix="hold out a larger share, or name a file")
-    if held_out.num_rows < FEW:
+    if held_out.num_rows < LEAST_HELD_OUT:
         log.warning("  measures on %d records: which settings are better is chance among so few", held_out.num_rows)
     return training, held_out
 

@@ -52,6 +52,10 @@ _LEAST = frozenset({LOSS, "perplexity", "invalid_rate", "ece", *COSTS, *MODEL_CO
 _BY_LABELS, _BY_TEXT = ("label_likelihood", "exact_match"), ("exact_match", "preference", "perplexity", "token_f1")
 
 
+LEAST_HELD_OUT = 5
+"""Records that a search measures on, at least: the loss of fewer is that of chance."""
+
+
 class HeldOutConfig(SuiteConfig):
     """The records that trained models are measured on, and the scorer of their answers."""
 

@@ -122,9 +122,8 @@ def tune_trainings(
     source = locate(config.model, Path(), weights=config.train.initialization.method == "none")
     check_shapes(space, config.model_dump(mode="json"), source)
     training, held_out = split_records(records, tune, config, root)
-    if labels := config.task.label_set:
-        for table, where in ((training, "data"), (held_out, "tune.held_out")):
-            label_indices(read_examples(table, where), labels, where)
+    if suite.scorer == "label_likelihood":  # before any training, after which it would find the same
+        label_indices(read_examples(held_out, "tune.held_out"), config.task.label_set or [], "tune.held_out")
     shared: dict[str, Any] = {
         "base": config.model_dump(mode="json"),
         "model": source,

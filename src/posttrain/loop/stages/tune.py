@@ -24,7 +24,7 @@ from posttrain.loop.stages.decide import drift_of
 from posttrain.loop.stages.train import Train
 from posttrain.loop.state import RoundState
 from posttrain.loop.suites import measured_on
-from posttrain.loop.tune_config import TuneConfig, apply_settings
+from posttrain.loop.tune_config import LEAST_HELD_OUT, TuneConfig, apply_settings
 from posttrain.loop.tuning import Tuning, last_tuned, tuned_keys, tuned_value, tuning_rule
 from posttrain.store.errors import WorkError
 from posttrain.store.files import make_folder
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from posttrain.tune.trial import Trial
 
 log = logging.getLogger("posttrain")
-
-_LEAST_HELD_OUT = 5
-"""Records that a search measures on, at least: the loss of fewer is that of chance."""
 
 _EARLIER = 8  # searches, the last ones, that a new one may start from
 
@@ -89,8 +86,8 @@ class Tune(Stage):
         if not rule.holds(named):
             return state
         stage = cls._prepare(context, tune, rule.format_values(named))
-        if (count := stage.held_out.num_rows) < _LEAST_HELD_OUT or not stage.rows.any():
-            why = f"{count} of {len(stage.rows)} records can be held out, and {_LEAST_HELD_OUT} are needed"
+        if (count := stage.held_out.num_rows) < LEAST_HELD_OUT or not stage.rows.any():
+            why = f"{count} of {len(stage.rows)} records can be held out, and {LEAST_HELD_OUT} are needed"
             log.warning("  not tuned, the settings stay: %s", why)
             return replace(state, no_tuning=why)
         artifact = context.run(stage)

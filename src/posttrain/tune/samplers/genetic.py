@@ -1,6 +1,7 @@
 """Genetic algorithms, as Optuna has them: generations of trials, whose parents are the best of those before."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from posttrain.store.errors import UserError, suggest
@@ -87,21 +88,8 @@ def nsga3(
     )
 
 
-def evolutionary(
-    space: Space,
-    seed: int,
-    maximize: Directions,
-    population: int = 20,
-    crossover: str = "sbx",
-    crossover_chance: float = 0.9,
-    mutation: str = "gaussian",
-    mutation_chance: float | None = None,
-) -> Sampler:
-    """Returns a genetic algorithm with tournaments and elitism: `nsga2`, whose children stay near their parents.
-
-    The arguments and the errors are those of `nsga2`.
-    """
-    return nsga2(space, seed, maximize, population, crossover, crossover_chance, mutation, mutation_chance)
+evolutionary = partial(nsga2, mutation="gaussian")
+"""A genetic algorithm with tournaments and elitism: `nsga2`, whose children stay near their parents."""
 
 
 def _genetic(
