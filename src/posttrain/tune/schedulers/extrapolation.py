@@ -1,6 +1,6 @@
 """Stops trials that will hardly beat the best one, by their extrapolated learning curves."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -68,19 +68,24 @@ class Extrapolation(RunToEnd):
             if curve[0]:  # else another scheduler has trained it
                 self._finished.append(curve)
 
-    def _is_hopeless(self, steps: list[int], values: list[float]) -> bool:
+    def forecast(self, steps: Sequence[int], values: Sequence[float]) -> Forecast | None:
+        """Returns the distribution of the last value of a trial with these values; None before enough have finished."""
         if len(self._ends) < self._startup:
-            return False
+            return None
         # By quartiles: a few trainings that have diverged say nothing of the others.
         low, centre, high = np.quantile(self._ends, [0.25, 0.5, 0.75])
         scale = max((high - low) / 1.349, 1e-9 * max(1.0, abs(centre)))
 
-        def forecast(steps: list[int], values: list[float]) -> Forecast:
+        def extrapolated(steps: Sequence[int], values: Sequence[float]) -> Forecast:
             return extrapolate(steps, values, self._last, float(centre), float(scale))
 
         misses = self._misses.setdefault(len(steps), [])
         for other_steps, other_values in self._finished[len(misses) :]:
-            earlier = forecast(other_steps[: len(steps)], other_values[: len(steps)])
+            earlier = extrapolated(other_steps[: len(steps)], other_values[: len(steps)])
             misses.append(((other_values[-1] - earlier.mean) / earlier.deviation) ** 2)
         wider = max(1.0, float(np.mean(misses)) ** 0.5) if misses else 1.0
-        return forecast(steps, values).widened(wider).probability_below(min(self._ends)) < self._chance
+        return extrapolated(steps, values).widened(wider)
+
+    def _is_hopeless(self, steps: list[int], values: list[float]) -> bool:
+        forecast = self.forecast(steps, values)
+        return forecast is not None and forecast.probability_below(min(self._ends)) < self._chance
