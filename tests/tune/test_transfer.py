@@ -99,7 +99,9 @@ def weights_of_the_paper(
             of_sample.append(
                 sum((prediction[j] < prediction[k]) != (values[j] < values[k]) for j in sample for k in sample)
             )
-        of_sample.append(sum((left_out[j] < values[k]) != (values[j] < values[k]) for j in sample for k in sample))
+        of_sample.append(
+            sum((left_out[j] < values[k]) != (values[j] < values[k]) for j in sample for k in sample if j != k)
+        )
         losses.append(of_sample)
     return losses
 

@@ -104,7 +104,7 @@ class RgpeSampler(GaussianProcessSampler):
 
 
 def misranked(predictions: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Returns which pairs each model ranks in the wrong order, bool [models, n, n].
+    """Returns which pairs each model ranks in the wrong order, bool [models, n, n]; no value is paired with itself.
 
     Args:
         predictions: float64 [models, n]; of the last one, the target, each without the value itself, which is compared
@@ -114,7 +114,8 @@ def misranked(predictions: np.ndarray, values: np.ndarray) -> np.ndarray:
     less = values[:, None] < values[None]
     sources = predictions[:-1, :, None] < predictions[:-1, None]
     target = predictions[-1][:, None] < values[None]
-    return np.array([*(sources ^ less), target ^ less])
+    pairs = ~np.eye(len(values), dtype=bool)  # of a trial and itself the target's prediction and value differ
+    return np.array([*(sources ^ less), target ^ less]) & pairs
 
 
 def rank_weights(
