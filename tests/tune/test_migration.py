@@ -66,6 +66,18 @@ def test_a_parameter_goes_and_comes_back(sampler: str, tmp_path: Path) -> None:
     assert len(third.trials) == 20
 
 
+@pytest.mark.parametrize("objectives", [(), ("value", "seconds")])
+def test_no_best_settings_are_left_where_none_is_a_point_any_more(objectives: Any, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"budget": 3, "out": tmp_path, "sampler": "random", "objectives": objectives}
+    minimize(distance, {"a": Float(0, 0.4)}, **options)
+    files = [tmp_path / "best.yaml", *([tmp_path / "front"] if objectives else [])]
+    assert all(file.exists() for file in files)
+    result = minimize(distance, {"a": Float(0.5, 1)}, migrate=True, **options)
+    assert states(result) == [TrialState.EXCLUDED] * 3
+    assert result.best is None
+    assert not any(file.exists() for file in files)
+
+
 def test_a_grid_begins_anew_in_a_wider_space(tmp_path: Path) -> None:
     options: dict[str, Any] = {"sampler": "grid", "budget": 30, "out": tmp_path}
     assert len(minimize(distance, {"a": Float(0, 0.5)}, **options).trials) == 3

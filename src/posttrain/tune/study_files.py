@@ -1,5 +1,6 @@
 """The files of a study beside its database: ``best.yaml``, the configs of the front, and ``trials.jsonl``."""
 
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -56,7 +57,13 @@ class StudyFiles:
     def _write_best(self) -> None:
         best = self._study.best
         front = self._study.front
-        if self._folder is None or best is None or (best is self._written and front == self._written_front):
+        if self._folder is None:
+            return
+        if best is None:  # these are of a space that has changed, and holds none of the trials
+            (self._folder / BEST_FILE).unlink(missing_ok=True)
+            shutil.rmtree(self._folder / FRONT_FOLDER, ignore_errors=True)
+            return
+        if best is self._written and front == self._written_front:
             return
         content = _to_yaml(self._to_config(best))
         if self._study.front:
