@@ -39,6 +39,8 @@ def test_an_objective_is_a_name_a_mapping_or_one_already() -> None:
         ([{"metric": "loss", "maximize": "yes"}], "knee", "is no objective"),
         ([7], "knee", "7 is no objective"),
         ([{"metric": "loss", "limit": "low"}], "knee", "the limit of `loss` is no number"),
+        (["loss", Objective("seconds", maximize=True)], "knee", "`seconds` is what a trial costs"),
+        ([Objective("loss", limit=math.inf)], "knee", "the limit of `loss` is no number"),
         ([{"metric": "loss", "limit": math.nan}], "knee", "the limit of `loss` is no number"),
         (["loss", {"metric": "seconds", "maximize": True}], "knee", "`seconds` is what a trial costs"),
         (["loss", "size"], "best", "choose: `best` chooses no trial of a front; give knee, or such as loss within 1%"),

@@ -1,5 +1,6 @@
 """Every scheduler passes the contract; the halving ones follow traces that were computed by hand."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -258,6 +259,8 @@ def test_workers_do_not_change_a_synchronous_study(make: MakeScheduler, workers:
         ("asha", "asha needs `max_resource`"),
         ({"name": "asha", "max_resource": 9, "etta": 3}, "asha has no option `etta`; did you mean `eta`?"),
         ({"name": "asha", "max_resource": "9"}, "`max_resource` of asha is no number"),
+        ({"name": "asha", "max_resource": math.inf}, "`max_resource` of asha is inf; give a finite number"),
+        ({"name": "asha", "max_resource": 9, "eta": math.nan}, "`eta` of asha is nan; give a finite number"),
         ({"name": "asha", "max_resource": 0}, "no step lies between"),
         ({"name": "asha", "max_resource": 9, "eta": 1}, "eta 1 is less than 2"),
         ({"max_resource": 9}, "names no scheduler"),

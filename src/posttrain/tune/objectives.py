@@ -190,9 +190,9 @@ def read_objectives(
 
 
 def _read(value: Any, where: str, maximize: Callable[[str], bool], costs: Sequence[str]) -> Objective:
-    if isinstance(value, Objective):
-        return value
     entry = {"metric": value} if isinstance(value, str) else value
+    if isinstance(value, Objective):
+        entry = {"metric": value.name, "maximize": value.maximize, "limit": value.limit}
     fix = "give a metric, or {metric: ..., maximize: true, limit: ...}"
     if not isinstance(entry, Mapping) or not entry.keys() <= {"metric", "maximize", "limit"}:
         raise UserError(f"{value!r} is no objective", where=where, fix=fix)

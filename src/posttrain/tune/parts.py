@@ -1,6 +1,7 @@
 """Samplers and schedulers as a config names them: a name, or a name with options."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -68,6 +69,8 @@ def check_part(
         kind = _KINDS.get(type(default), "number")
         if _KINDS.get(type(content), "number") != kind or not isinstance(content, int | float | str):
             raise UserError(f"`{option}` of {name} is no {kind}", where=where)
+        if isinstance(content, float) and not math.isfinite(content):
+            raise UserError(f"`{option}` of {name} is {content}", where=where, fix="give a finite number")
         if known[option].annotation in (int, int | None) and content != int(content):
             raise UserError(f"`{option}` of {name} is no whole number", where=where)
     if missing := [
