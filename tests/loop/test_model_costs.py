@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from posttrain.evaluate.latency import measure_latency, read_tokens
 from posttrain.loop.model_costs import check_limits, measure_model_latency, shape_costs
-from posttrain.loop.tune_config import LimitsConfig, TuneConfig
+from posttrain.loop.tune_config import LimitsConfig, TuneConfig, check_model_costs
 from posttrain.loop.tune_trainings import TrainingTrial, tune_trainings
 from posttrain.models.language_model import load_language_model, save_language_model
 from posttrain.models.task import TaskConfig
@@ -239,6 +239,12 @@ def test_limits_are_read(limits: dict[str, Any], values: dict[str, float]) -> No
     assert LimitsConfig.read(read.model_dump(mode="json"), "limits") == read
 
 
+def test_the_space_may_say_that_every_trial_trains_an_adapter() -> None:
+    space = {"train.method": "lora", **LAYERS}
+    section = {"space": space, "budget": "2 trials", "held_out": 0.2, "limits": {"adapter_parameters": 5}}
+    check_model_costs(TuneConfig.read(section, "tune"), TrainConfig())
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -252,6 +258,10 @@ def test_limits_are_read(limits: dict[str, Any], values: dict[str, float]) -> No
         ({"limits": {"parameters": True}}, "a number is expected, not true"),
         ({"limits": {"latency": "fast"}}, "`limits.latency`"),
         ({"limits": {"adapter_parameters": 5}}, "tune.limits: `adapter_parameters` are those of LoRA"),
+        (
+            {"limits": {"adapter_parameters": 5}, "space": {**LAYERS, "train.method": ["lora", "full"]}},
+            "tune.limits: `adapter_parameters` are those of LoRA",
+        ),
         ({"objectives": ["loss", "adapter_parameters"]}, "tune.objectives: `adapter_parameters` are those of LoRA"),
         ({"objectives": ["seconds", "latency"]}, "tune.objectives: only seconds, latency: what a trial costs is least"),
         ({"objectives": ["loss", {"metric": "latency", "maximize": True}]}, "`latency` is what a trial costs"),

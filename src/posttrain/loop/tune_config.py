@@ -17,7 +17,7 @@ from posttrain.train.standalone import TrainJobConfig
 from posttrain.tune.budget import Budget, Price, read_gain
 from posttrain.tune.objectives import COSTS, Objectives, read_objectives
 from posttrain.tune.space import Settings, Space
-from posttrain.tune.spaces import READY_KEY, expand
+from posttrain.tune.spaces import READY_KEY, expand, setting_values
 
 LOSS = "loss"
 """The metric that is computed of log-likelihoods: nats a token of the answers, or a record with a label set."""
@@ -322,8 +322,9 @@ class TuneJobConfig(TrainJobConfig):
 def check_model_costs(tune: TuneConfig, train: TrainConfig) -> None:
     """Raises a UserError if the size of an adapter is asked for, and a trial may train none."""
     if "adapter_parameters" in (*tune.metrics, *tune.limits.values):
-        methods = {train.method} if "train.method" not in tune.space else {"full"}
-        if methods != {"lora"}:
+        key = "train.method"
+        methods = setting_values(tune.space[key], f"tune.space.{key}") if key in tune.space else (train.method,)
+        if set(methods) != {"lora"}:
             where = "tune.limits" if "adapter_parameters" in tune.limits.values else "tune.objectives"
             what = "`adapter_parameters` are those of LoRA, and trials may train all weights"
             raise UserError(what, where=where, fix="set train.method to lora, or use parameters")

@@ -111,7 +111,7 @@ def expand(
     if not names:
         raise UserError("names no ready space", where=f"{where}.{READY_KEY}", fix=suggest("", [AUTO, *READY]))
     values = {
-        key: _values(own[key], f"{where}.{key}") if key in own else (value,)
+        key: setting_values(own[key], f"{where}.{key}") if key in own else (value,)
         for key, value in ((_METHOD, method), (_OBJECTIVE, objective))
     }
     entries: dict[str, Any] = {}
@@ -137,7 +137,7 @@ def _named(name: Any, where: str) -> ReadySpace:
     return READY[name]
 
 
-def _values(entry: Any, where: str) -> Sequence[Any]:
+def setting_values(entry: Any, where: str) -> Sequence[Any]:
     """Returns the values that a space has of a key: those of a choice, or a fixed one."""
     read = read_entry(entry, where)
     if isinstance(read, Choice):
