@@ -369,7 +369,7 @@ def test_choices_of_lists_have_a_model(options: dict[str, Any]) -> None:
     assert len(minimize(lambda trial: trial["x"] * len(trial["modules"]), space, budget=12, **options).trials) == 12
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "evolutionary", "random"])
+@pytest.mark.parametrize("sampler", ["tpe", "gp", "evolutionary", "random"])
 def test_choices_that_are_equal_in_python_are_several(sampler: str) -> None:
     space = {"a": Choice([0, False, 1, True, 1.5]), "x": Float(0, 1)}
     result = minimize(lambda trial: trial["x"], space, budget=40, sampler=sampler)

@@ -131,10 +131,13 @@ def factor_module(name: str) -> str:
     return name.removeprefix("base_model.model.").split(".lora_")[0]
 
 
-@torch.no_grad()
 @contextmanager
 def restored(weights: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Gives weights, at the end of a ``with`` block, the values back that they had at its beginning."""
+    """Gives weights, at the end of a ``with`` block, the values back that they had at its beginning.
+
+    Args:
+        weights: tensors without gradients, such as the ``data`` of parameters.
+    """
     kept = [weight.clone() for weight in weights]
     try:
         yield

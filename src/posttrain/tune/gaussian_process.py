@@ -173,8 +173,10 @@ def encode(space: Space, drawn: Settings) -> np.ndarray:
     for name, parameter in space.parameters.items():
         if isinstance(parameter, Choice):
             # Half a unit square: two of these vectors differ by 1.
-            index = [known == drawn[name] for known in parameter.values] if name in drawn else []
-            point += [math.sqrt(0.5) * equal for equal in index] or [0.0] * len(parameter.values)
+            units = [0.0] * len(parameter.values)
+            if name in drawn:
+                units[parameter.index(drawn[name])] = math.sqrt(0.5)
+            point += units
         else:
             point.append(parameter.to_unit(drawn[name]) if name in drawn else 0.5)
     return np.array(point)
