@@ -84,7 +84,7 @@ def render_study(
 
 
 @dataclass(frozen=True)
-class _Part:
+class _ObjectiveReport:
     """A study of one objective, which each of several is for most charts.
 
     Args:
@@ -111,14 +111,14 @@ class _Part:
         }
 
 
-def _split(goal: Goal, trials: Sequence[Trial]) -> list[_Part]:
+def _split(goal: Goal, trials: Sequence[Trial]) -> list[_ObjectiveReport]:
     """Returns the study of each objective."""
     parts = []
     for index, objective in enumerate(goal.objectives.items):
-        of_one = [with_objective(trial, index) for trial in trials] if len(goal.objectives) > 1 else trials
-        importance = measure_importance(goal.space, of_one, maximize=objective.maximize)
+        values = [with_objective(trial, index) for trial in trials] if len(goal.objectives) > 1 else trials
+        importance = measure_importance(goal.space, values, maximize=objective.maximize)
         single = Goal(objective.name, objective.maximize, goal.space, goal.identity)
-        parts.append(_Part(single, of_one, importance))
+        parts.append(_ObjectiveReport(single, values, importance))
     return parts
 
 
@@ -151,7 +151,7 @@ def summarize(goal: Goal, trials: Sequence[Trial], importance: Importance) -> st
     return f"{what}; {gained}."
 
 
-def _summarize_front(goal: Goal, trials: Sequence[Trial], front: Sequence[Trial], parts: Sequence[_Part]) -> str:
+def _summarize_front(goal: Goal, trials: Sequence[Trial], front: Sequence[Trial], parts: Sequence[_ObjectiveReport]) -> str:
     """Says what the front has, which trial was chosen, and what mattered for each objective."""
     objectives, best = goal.objectives, goal.best_trial(trials)
     assert best is not None, "a front has a best trial"
@@ -312,5 +312,5 @@ def _errors(trials: Sequence[Trial]) -> tuple[Table, str]:
     ]
     others = sum(counts.values()) - sum(count for _, count in counts.most_common(_ERRORS))
     rest = len(counts) - len(rows)
-    note = f"{rest:,} other errors of {_count(others, 'trial')} are in trials.jsonl." if rest else ""
+    note = f"trials.jsonl has {_count(rest, 'other error')}, of {_count(others, 'trial')}." if rest else ""
     return (("error", "trials", "first"), rows), note
