@@ -170,7 +170,7 @@ def test_kill_workers(reference: list[tuple[Any, ...]], tmp_path: Path) -> None:
     while process.is_alive() and len(killed) < 3:
         steps = study.steps()
         number, pid = (steps[-1][0], steps[-1][2]) if steps else (0, 0)
-        # Each trial at most once: a trial whose process dies twice has failed.
+        # Each trial at most once: one whose process dies twice without a new step in between has failed.
         if len(steps) > 5 * (len(killed) + 1) and number not in killed and is_alive(pid):
             os.kill(pid, signal.SIGKILL)
             killed.add(number)
@@ -179,6 +179,17 @@ def test_kill_workers(reference: list[tuple[Any, ...]], tmp_path: Path) -> None:
     assert process.exitcode == 0, (tmp_path / "study" / "output").read_text()
     assert len(killed) == 3
     assert outcome(read_study(tmp_path / "study" / "out")[1]) == reference
+
+
+def test_kills_after_each_step_lose_nothing(reference: list[tuple[Any, ...]], tmp_path: Path) -> None:
+    study = Study(tmp_path / "study", "processes")
+    script = (tmp_path / "study" / "script.py").read_text()
+    report = "        trial.report(step, value(), tokens=10)\n"
+    killing = report + "        if step in (5, 6, 7): os.kill(os.getpid(), 9)\n"
+    (tmp_path / "study" / "script.py").write_text(script.replace(report, killing))
+    assert study.finish() == reference
+    runs = Counter(number for number, _ in {(number, pid) for number, step, pid in study.steps() if step > 5})
+    assert max(runs.values()) >= 3  # more kills than a trial without progress may have
 
 
 def test_a_trial_that_is_killed_again_and_again_has_failed(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from posttrain.tune.study import Study
 from posttrain.tune.trial import UNKNOWN_MEMORY, Fork, Memory, Report, Trial, TrialState
 from posttrain.tune.trial_folders import TrialFolders
 
-_RUNS_AFTER_KILLS = 1  # a trial whose process was killed is run again so many times
+_RUNS_AFTER_KILLS = 1  # a trial whose process was killed is run again so many times without a new step in between
 
 _FAILURES = 5  # so many trials that fail, and none that does not, end the study
 
@@ -68,7 +68,7 @@ class Driver:
         self._interrupted: dict[int, None] = {}  # to be run on, in their order
         self._running: dict[int, Trial] = {}  # as they were when their run began
         self._began: dict[int, float] = {}  # when that was, in seconds of the study
-        self._kills: dict[int, int] = {}
+        self._kills: dict[int, int] = {}  # since the trial's last new step
         self._alone: set[int] = set()  # trials whose memory ran out beside others: they have it to themselves
         self._memory: dict[int, Memory] = {}
         self._packing = MemoryPacking(backend, study.trials)
@@ -141,6 +141,7 @@ class Driver:
         if report.step > trial.step:  # a run that began before the last report repeats some
             whole = Report(report.step, values[0], seconds, tokens, values[1:])
             self._add_costs(trial, seconds, tokens)
+            self._kills.pop(number, None)  # it gets on, however often it is killed
             self._study.report(number, whole, self.seconds)
             decision = self._scheduler.report_values(number, report.step, self._objectives.losses(values))
             if decision is Decision.STOP:
