@@ -149,6 +149,32 @@ def test_memory_that_others_take_has_trials_pause() -> None:
     assert max(machine.counts[9:]) <= 2
 
 
+@pytest.mark.parametrize(("total", "memory", "beside"), [(100 * GB, 60 * GB, 1), (100 * GB, 1, 8), (None, 1, 8)])
+def test_a_trial_that_is_killed_beside_others_runs_alone(total: int | None, memory: int, beside: int) -> None:
+    """Its memory counts for the others; where nobody knows of a machine's memory, it runs beside them again."""
+
+    class Killing(Machine):
+        killed = False
+
+        def wait(self, handler: Handler, seconds: float | None = None) -> None:
+            if 3 in self.running and len(self.running) > 3 and not self.killed:
+                self.killed = True
+                SimulatedBackend.kill(self, 3)
+                del self.running[3]
+                handler.ended(3, Outcome("killed", seconds=0.5, memory=Memory(memory)))
+            else:
+                super().wait(handler, seconds)
+
+    machine = Killing(total)
+    options = {"scheduler": "none", "budget": "20 trials"}
+    result = search(machine, **options)
+    again = [count for number, count in zip(machine.runs, machine.counts, strict=True) if number == 3][1]
+    assert again == (1 if total else 8)
+    assert max(machine.counts[9:]) == beside
+    assert result.trials[3].memory_bytes == max(memory, 2 * GB)
+    assert outcomes(result) == outcomes(search(Machine(None), **options))
+
+
 def test_what_limits_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "posttrain"):
         search(Machine(5 * GB))

@@ -12,6 +12,9 @@ from typing import Any
 import forked
 import pytest
 
+from posttrain.tune import Float, minimize
+from posttrain.tune.backends import processes
+from posttrain.tune.context import TrialContext
 from posttrain.tune.storage import read_name
 from posttrain.tune.study import read_study
 from posttrain.tune.trial import Trial, TrialState
@@ -179,6 +182,42 @@ def test_kill_workers(reference: list[tuple[Any, ...]], tmp_path: Path) -> None:
     assert process.exitcode == 0, (tmp_path / "study" / "output").read_text()
     assert len(killed) == 3
     assert outcome(read_study(tmp_path / "study" / "out")[1]) == reference
+
+
+def test_a_worker_that_is_killed_beside_others_runs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "free_bytes", lambda: 64 << 30)
+    log, size = str(tmp_path / "log"), 200 << 20
+
+    def function(trial: TrialContext) -> float:
+        def note(word: str) -> str:
+            with open(log, "a+") as file:
+                file.write(f"{trial.number} {word}\n")
+                file.seek(0)
+                return file.read()
+
+        note("begins")
+        trial.report(1, trial["x"])  # the first is alone until its memory is known
+        if trial.number == 1 and not (trial.folder / "killed").exists():
+            (trial.folder / "killed").touch()
+            block = bytearray(size)
+            block[::4096] = b"x" * len(block[::4096])
+            while "2 begins" not in note("waits"):
+                time.sleep(0.05)
+            time.sleep(1.5)  # until it has been measured
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.5 if trial.number == 1 else 3)
+        note("ends")
+        return float(trial["x"])
+
+    result = minimize(function, {"x": Float(0, 1)}, budget="5 trials", engine="processes", workers=3)
+    lines = [line for line in Path(log).read_text().splitlines() if not line.endswith("waits")]
+    first = lines.index("1 begins")
+    second = lines.index("1 begins", first + 1)
+    # Those beside it have ended before its second run, in which nothing else happens.
+    assert sum(line.endswith("begins") for line in lines[:second]) - 1 == sum("ends" in line for line in lines[:second])
+    assert lines[second : second + 2] == ["1 begins", "1 ends"]
+    assert [str(trial.state) for trial in result.trials] == ["finished"] * 5
+    assert result.trials[1].memory_bytes > size
 
 
 def test_kills_after_each_step_lose_nothing(reference: list[tuple[Any, ...]], tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ def process_bytes() -> int:
     return _process_status("self", "VmRSS")
 
 
-def peak_bytes() -> int:
-    """Returns the peak resident memory of this process in bytes; 0 where the system does not report it."""
+def peak_bytes(pid: int | None = None) -> int:
+    """Returns the peak resident memory of a process, by default this one, in bytes; 0 where that is not known."""
     # Not ``ru_maxrss``, which a process inherits from the one that started it.
-    return _process_status("self", "VmHWM")
+    return _process_status("self" if pid is None else str(pid), "VmHWM")
 
 
 def anonymous_bytes(pid: int) -> int:

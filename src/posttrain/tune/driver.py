@@ -1,6 +1,7 @@
 """Runs a study: asks the scheduler and the sampler, has a backend run trials, and records what happens."""
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ class Driver:
         self._interrupted: dict[int, None] = {}  # to be run on, in their order
         self._running: dict[int, Trial] = {}  # as they were when their run began
         self._began: dict[int, float] = {}  # when that was, in seconds of the study
-        self._kills: dict[int, int] = {}  # since the trial's last new step
+        self._kills: Counter[int] = Counter()  # since the trial's last new step
         self._alone: set[int] = set()  # trials whose memory ran out beside others: they have it to themselves
         self._memory: dict[int, Memory] = {}
         self._packing = MemoryPacking(backend, study.trials)
@@ -158,24 +159,29 @@ class Driver:
     def ended(self, number: int, outcome: Outcome) -> None:
         """Records the end of a run; `Handler.ended`."""
         before, trial = self._running.pop(number), self._study.trials[number]
-        self._packing.measure(outcome.memory)
+        self._memory[number] = outcome.memory.maximum(self._memory_of(number))
+        self._packing.measure(self._memory[number])
         if trial.ended or (trial.state is TrialState.PAUSED and outcome.kind not in ("failed", "infeasible")):
             self._folders.clean_up(number)
             return
-        if outcome.kind == "out_of_memory" and self._running:
-            self._cut(number, before, outcome.seconds, outcome.tokens)
+        killed, beside_others = outcome.kind == "killed", bool(self._running)
+        if self._kills[number] >= _RUNS_AFTER_KILLS if killed else outcome.kind != "out_of_memory" or not beside_others:
+            self._end_with_run(number, before, outcome)
+            return
+        self._kills[number] += killed
+        # Where trials share a machine's memory, it may be the kernel that kills one, as memory runs out.
+        if beside_others and (not killed or self._backend.available_bytes() is not None):
             self._alone.add(number)
-            self._interrupted.setdefault(number)
-            return
-        if outcome.kind == "killed" and self._kills.get(number, 0) < _RUNS_AFTER_KILLS:
-            self._cut(number, before, outcome.seconds, outcome.tokens)
-            self._kills[number] = self._kills.get(number, 0) + 1
-            self._interrupted.setdefault(number)
-            return
+        self._cut(number, before, outcome.seconds, outcome.tokens)
+        self._interrupted.setdefault(number)
+
+    def _end_with_run(self, number: int, before: Trial, outcome: Outcome) -> None:
+        """Records the end of a run, and of its trial."""
+        trial = self._study.trials[number]
         self._interrupted.pop(number, None)
         error = outcome.error
         seconds, tokens = before.seconds + outcome.seconds, before.tokens + outcome.tokens
-        memory = outcome.memory.maximum(self._memory_of(number))
+        memory = self._memory_of(number)
         values: tuple[float, ...] = ()
         if outcome.value is not None or trial.latest_values is not None:
             if outcome.value is not None:

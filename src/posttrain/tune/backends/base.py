@@ -53,7 +53,7 @@ class Outcome:
     Attributes:
         kind: ``returned``; ``interrupted`` by the answer to a report; ``failed``; ``out_of_memory``, so that it may be
             run again without others beside it; ``infeasible``, as the settings break a limit; or ``killed``, by a
-            signal from outside, so that it may be run again.
+            signal from outside, so that it may be run again: it may be the kernel's, as the machine's memory ran out.
         value: what the function returned.
         error: why it failed, in a line.
         seconds: that the run took.

@@ -23,6 +23,7 @@ from posttrain.jobs.gpus import VISIBLE
 from posttrain.store.errors import UserError
 from posttrain.tune.backends.base import Backend, Handler, Job, Outcome, TrialFunction
 from posttrain.tune.budget import format_seconds
+from posttrain.tune.trial import Memory
 
 KEY_VARIABLE = "POSTTRAIN_TUNE_KEY"
 """Environment variable with the key that a worker proves to know, in hexadecimal digits."""
@@ -44,6 +45,9 @@ class WorkerProcess(Protocol):
     def output(self) -> str:
         """Returns what it has printed, as far as that is known."""
 
+    def peak_bytes(self) -> int:
+        """Returns the most memory that it has had in use since its trial began; 0 where that is not known."""
+
     def kill(self) -> None:
         """Ends it at once, with its children; does nothing if it has ended."""
 
@@ -52,7 +56,8 @@ class WorkerProcess(Protocol):
 class _Worker:
     """A worker and its run; the connection is None until it has connected, the times until it has a job.
 
-    ``gpu`` is the only one that it sees; None: its environment says which.
+    ``gpu`` is the only one that it sees; None: its environment says which. ``peak`` is the most memory of its run, as
+    it was last measured.
     """
 
     process: WorkerProcess
@@ -61,6 +66,7 @@ class _Worker:
     job: Job | None = None
     began: float | None = None
     heard: float = 0.0
+    peak: int = 0
 
 
 class ConnectedBackend(Backend):
@@ -87,6 +93,7 @@ class ConnectedBackend(Backend):
         self._busy: dict[int, _Worker] = {}
         self._launched: dict[int, _Worker] = {}  # by the number that a worker gives when it connects
         self._count = 0
+        self._measured = 0.0  # when the memory of workers was
         self._folder = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="posttrain-tune-")))
         self._function = self._folder / "function"
         _write_function(function, self._function)
@@ -123,6 +130,7 @@ class ConnectedBackend(Backend):
         while True:
             connections = [worker.connection for worker in self._busy.values() if worker.connection is not None]
             ready = wait([*connections, self._listener.descriptor], _POLL_SECONDS)
+            self._measure_memory()
             if self._listener.descriptor in ready:
                 self._accept_workers()
             handled = [self._check_run(number, worker, ready, handler) for number, worker in [*self._busy.items()]]
@@ -141,6 +149,13 @@ class ConnectedBackend(Backend):
     def _least_used_gpu(self) -> str | None:
         runs = Counter(worker.gpu for worker in self._busy.values())
         return min(self._gpus, key=lambda gpu: runs[gpu], default=None)
+
+    def _measure_memory(self) -> None:
+        """Notes what workers take: one that the kernel kills for it cannot say so any more."""
+        if time.monotonic() - self._measured >= _POLL_SECONDS:
+            self._measured = time.monotonic()
+            for worker in self._busy.values():
+                worker.peak = worker.process.peak_bytes() or worker.peak
 
     def _check_run(self, number: int, worker: _Worker, ready: list[Any], handler: Handler) -> bool:
         """Passes on what has happened to a run; returns whether anything has."""
@@ -189,14 +204,15 @@ class ConnectedBackend(Backend):
         if code is None:  # only its connection is closed
             worker.process.kill()
             code = worker.process.exit_code(_DEATH_SECONDS) or -signal.SIGKILL
-        seconds = _seconds(worker)
-        if code == -signal.SIGKILL:
-            return Outcome("killed", error="killed by SIGKILL, perhaps as memory ran out", seconds=seconds)
-        if code in (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP):
-            return Outcome("killed", error=f"killed by {signal.Signals(-code).name}", seconds=seconds)
+        seconds, memory = _seconds(worker), Memory(host=worker.peak)
+        if code in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP):
+            hint = ", perhaps as memory ran out" if code == -signal.SIGKILL else ""
+            error = f"killed by {signal.Signals(-code).name}{hint}"
+            return Outcome("killed", error=error, seconds=seconds, memory=memory)
         reason = f"crashed by {signal.Signals(-code).name}" if code < 0 else f"ended its process with exit code {code}"
         lines = [line for line in worker.process.output().splitlines() if line.strip()]
-        return Outcome("failed", error=f"{reason}{f': {lines[-1]}' if lines else ''}"[:300], seconds=seconds)
+        error = f"{reason}{f': {lines[-1]}' if lines else ''}"[:300]
+        return Outcome("failed", error=error, seconds=seconds, memory=memory)
 
     def _new_worker(self, folder: Path, gpu: str | None) -> _Worker:
         number, self._count = self._count, self._count + 1
@@ -228,6 +244,7 @@ class ConnectedBackend(Backend):
     def _send_job(self, worker: _Worker) -> bool:
         assert worker.connection is not None
         worker.began = worker.heard = time.monotonic()
+        worker.peak = 0
         try:
             worker.connection.send(worker.job)
         except OSError:

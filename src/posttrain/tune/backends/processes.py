@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from posttrain.jobs.gpus import free_gpu_bytes
-from posttrain.jobs.memory import anonymous_bytes, free_bytes
+from posttrain.jobs.memory import anonymous_bytes, free_bytes, peak_bytes
 from posttrain.store.errors import UserError
 from posttrain.tune.backends.base import TrialFunction
 from posttrain.tune.backends.connected import ConnectedBackend
@@ -67,6 +67,9 @@ class LocalProcess:
     def output(self) -> str:
         self._log.seek(0)
         return self._log.read().decode(errors="replace")
+
+    def peak_bytes(self) -> int:
+        return peak_bytes(self._process.pid)
 
     def memory_bytes(self) -> int:
         """Returns the memory that is free again once the process has ended."""

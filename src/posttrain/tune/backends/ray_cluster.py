@@ -82,6 +82,9 @@ class RayProcess:
     def output(self) -> str:
         return "" if self._end is None else self._end[1]
 
+    def peak_bytes(self) -> int:
+        return 0
+
     def kill(self) -> None:
         # It ends by itself, as its connection is closed. Ray would end its own process too, which it might already
         # have given to the next worker: that one would die with it.

@@ -91,6 +91,9 @@ class SlurmJob:
     def output(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
+    def peak_bytes(self) -> int:
+        return 0
+
     def kill(self) -> None:
         if self._code is None:
             _slurm("scancel", "--quiet", self._number)
