@@ -8,7 +8,7 @@ from pathlib import Path
 import optuna
 import pytest
 
-from posttrain.store.errors import LockedError, UserError
+from posttrain.store.errors import LockedError, UserError, WorkError
 from posttrain.testing.samplers import SPACE
 from posttrain.tune.parameters import Choice, Fixed, Float, Int
 from posttrain.tune.space import Space
@@ -198,8 +198,29 @@ def test_what_is_no_study(tmp_path: Path) -> None:
     (tmp_path / "study.db").write_text("no database, and longer than the hundred bytes that its header has " * 4)
     with pytest.raises(UserError, match="is no study"):
         Study(SPACE, folder=tmp_path)
-    with pytest.raises(UserError, match="is no database"):
+    with pytest.raises(UserError, match="storage: `mysql` is not supported"):
         Study(SPACE, folder=tmp_path, url="mysql://host/name")
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("postgresql://alice:s3cret@127.0.0.1:1/tune", r"postgresql\+psycopg://alice:\*\*\*@127.0.0.1:1/tune: the study's"),
+        ("postgresql://alice:${TUNE_PASSWORD}@127.0.0.1:1/tune", r"//alice:\*\*\*@127.0.0.1:1/tune: the study's"),
+        ("${TUNE_URL}", r"//alice:\*\*\*@127.0.0.1:1/tune: the study's"),
+        ("postgresql://alice:${UNSET}@127.0.0.1:1/tune", "storage: environment variable `UNSET` is not set"),
+        ("mysql://alice:s3cret@host/tune", "storage: `mysql` is not supported"),
+        ("postgresql://alice:s3cret@host:port/tune", "storage: no database URL"),
+        ("s3cret", "storage: no database URL"),
+    ],
+)
+def test_no_password_is_shown(url: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNE_PASSWORD", "s3cret")
+    monkeypatch.setenv("TUNE_URL", "postgresql://alice:s3cret@127.0.0.1:1/tune")
+    for begin in (lambda: read_study(None, url), lambda: Study(SPACE, folder=tmp_path, url=url)):
+        with pytest.raises((UserError, WorkError), match=reason) as caught:
+            begin()
+        assert "s3cret" not in str(caught.value)
 
 
 def test_choices_of_any_json_type(tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ class TuneConfig(Section):
         default="drift.psi > 0.25 or records >= 1.5 * tuned_records",
         description="In a loop: the rule by which a round searches; without it the last settings hold.",
     )
-    storage: str | None = Field(default=None, description="A PostgreSQL database in place of study.db.")
+    storage: str | None = Field(default=None, description="URL of a PostgreSQL database in place of study.db, such as postgresql://user:${PASSWORD}@host/name.")
     engine: str = Field(default="inline", description="inline; processes, ray or slurm: several trials at a time.")
     workers: int | None = Field(default=None, ge=1, description="Trials at a time; null: one a core.")
 

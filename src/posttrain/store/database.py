@@ -93,7 +93,7 @@ class Database:
             raise EmptyDatabaseError("the database is missing", where=str(file), fix=_FIX_MISSING)
         if file and not write and not _can_write(file):
             parsed = parsed.set(database=str(self._copied(file)))
-        self.location = str(file) if file else parsed.render_as_string(hide_password=True)
+        self.location = str(file) if file else hide_password(url)
         self.engine = _engine(parsed)
         self._open = threading.local()
         try:
@@ -287,15 +287,28 @@ def sqlite_file(url: str) -> Path | None:
     return Path(parsed.database) if parsed.get_backend_name() == "sqlite" and parsed.database else None
 
 
-def _parse(url: str) -> URL:
+def hide_password(url: str, where: str = _CONFIG_KEY) -> str:
+    """Returns a database's URL as it may be shown, without its password.
+
+    Args:
+        url: The URL, as SQLAlchemy has it.
+        where: The config key that it comes from.
+
+    Raises:
+        UserError: it is no URL.
+    """
+    return _parse(url, where).render_as_string(hide_password=True)
+
+
+def _parse(url: str, where: str = _CONFIG_KEY) -> URL:
     try:
         parsed = make_url(url)
-    except ArgumentError:
-        raise UserError("no database URL", where=_CONFIG_KEY, fix="such as postgresql://user@host/name") from None
+    except (ArgumentError, ValueError):  # the latter of a port that is no number
+        raise UserError("no database URL", where=where, fix="such as postgresql://user@host/name") from None
     backend = parsed.get_backend_name()
     if backend not in ("sqlite", "postgresql"):
         raise UserError(
-            f"`{backend}` is not supported", where=_CONFIG_KEY, fix="use postgresql:// or sqlite:///"
+            f"`{backend}` is not supported", where=where, fix="use postgresql:// or sqlite:///"
         ) from None
     if parsed.drivername == "postgresql":
         parsed = parsed.set(drivername="postgresql+psycopg")

@@ -156,7 +156,8 @@ def minimize(
         engine: ``inline``; ``processes``, ``ray`` or ``slurm`` for several trials at a time.
         workers: trials at a time; by default as many as there are cores.
         silence: seconds without a report after which a trial in a process counts as hanging.
-        storage: a PostgreSQL database in place of ``study.db``; needs ``out``.
+        storage: a PostgreSQL database in place of ``study.db``, such as ``postgresql://user:${PASSWORD}@host/name`` with
+            the password from the environment; needs ``out``.
         migrate: carry an earlier study's trials over to a space that has changed.
         objectives: several objectives, such as ``["loss", Objective("accuracy", maximize=True), "seconds"]``; those
             named ``seconds``, ``tokens``, ``memory_bytes`` and ``gpu_memory_bytes`` are what a trial has spent. The

@@ -14,6 +14,8 @@ from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
+from posttrain.store.config import expand_variables
+from posttrain.store.database import hide_password
 from posttrain.store.errors import LockedError, StorageError, UserError, WorkError
 from posttrain.store.files import make_folder, write_atomically
 from posttrain.store.installation import install_command
@@ -24,6 +26,8 @@ STUDY_FILE = "study.db"
 
 TRIALS_FOLDER, LOCK = "trials", "lock"
 """The folder of a study's trials, and in it the lock of the process that works on the study."""
+
+_URL_KEY = "storage"
 
 _NAME_FILE = "name.txt"
 """The file with the name of a study in a database that others share, in its folder."""
@@ -37,28 +41,39 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 def open_storage(folder: Path | None, url: str | None = None) -> BaseStorage:
     """Opens a study's storage: by the URL, else in the folder's file, else in memory.
 
+    ``${NAME}`` in a URL is replaced from the environment, as in ``store.database``.
+
     Raises:
         UserError: the URL is no database, or the file is none.
         StorageError: the disk refused.
     """
     if url is None and folder is None:
         return InMemoryStorage()
-    location = url or str(folder)
+    location = describe_location(folder, url)
     if url is None:
         assert folder is not None
         make_folder(folder)
         file = folder / STUDY_FILE
         _use_write_ahead_log(file)
         url = f"sqlite:///{file.resolve()}"
-    elif not url.startswith(("postgresql://", "postgresql+", "sqlite:///")):
-        raise UserError("is no database", where=location, fix="use postgresql://user@host/name, or leave it out")
+    else:
+        url = expand_variables(url, _URL_KEY).replace("postgresql://", "postgresql+psycopg://", 1)
     try:
         with storage_errors(location):
-            return RDBStorage(url.replace("postgresql://", "postgresql+psycopg://", 1))
+            return RDBStorage(url)
     except ImportError:
         raise UserError(
             "PostgreSQL needs a package that is not installed", where=location, fix=install_command("psycopg[binary]")
         ) from None
+
+
+def describe_location(folder: Path | None, url: str | None) -> str:
+    """Returns the place of a study for errors: its folder, or the URL of its database without the password.
+
+    Raises:
+        UserError: the URL is no database, or a variable in it is not set.
+    """
+    return str(folder) if url is None else hide_password(expand_variables(url, _URL_KEY), _URL_KEY)
 
 
 def begin_name(folder: Path | None, url: str | None) -> str:

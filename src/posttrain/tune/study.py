@@ -37,6 +37,7 @@ from posttrain.tune.space import Space
 from posttrain.tune.storage import (
     STUDY_FILE,
     close_storage,
+    describe_location,
     exclusive,
     open_storage,
     storage_errors,
@@ -56,7 +57,7 @@ class Study:
     Args:
         space: what is searched.
         folder: gets ``study.db`` and ``trials.jsonl``; None keeps all in memory.
-        url: a PostgreSQL database in place of ``study.db``.
+        url: a PostgreSQL database in place of ``study.db``; ``${NAME}`` in it comes from the environment.
         name: the study's name in the database.
         objective: what is measured; a study of another objective is refused.
         maximize: whether greater values are better.
@@ -93,7 +94,7 @@ class Study:
     ) -> None:
         goal = Goal(objective, maximize, space, identity or {}, several)
         self.space, self.folder, self.maximize, self.objectives = space, folder, goal.maximize, goal.objectives
-        self._location = url or str(folder)
+        self._location = describe_location(folder, url)
         with ExitStack() as stack:
             self._storage = open_storage(folder, url)
             stack.callback(close_storage, self._storage)
@@ -299,7 +300,7 @@ def read_study_events(
     folder: Path | None = None, url: str | None = None, name: str = "tune"
 ) -> tuple[Goal, list[Trial], list[Event]]:
     """Reads a study as `read_study` does, and all of its events in their order."""
-    location = url or str(folder)
+    location = describe_location(folder, url)
     missing = UserError("holds no study", where=location, fix="begin one with posttrain tune CONFIG.yaml --out DIR")
     if url is None and (folder is None or not (folder / STUDY_FILE).is_file()):
         raise missing
