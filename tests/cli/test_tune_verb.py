@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -134,6 +135,29 @@ def test_what_a_warm_start_saved_and_an_early_end_are_shown(posttrain: Call, tmp
     assert "Starts from 3 settings of first" in page.read_text()
     first = json.loads(posttrain("tune", "show", tmp_path / "first", "--json").out)
     assert (first["warm_start"], first["savings"], first["ended_early"]) == ([], None, "")
+
+
+def test_a_line_a_minute_says_that_trials_run(
+    posttrain: Call, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("posttrain.tune.progress._SILENT_SECONDS", 0.0)
+
+    def objective(trial: TrialContext) -> float:
+        if trial.number == 2:
+            time.sleep(0.3)
+            trial.show_life()
+            assert "3 trials: 2 finished, 1 running; 1 trial left" in posttrain("tune", "show", tmp_path / "out").out
+        return -float(trial.number)
+
+    with caplog.at_level("INFO", "posttrain"):
+        minimize(objective, {"x": {"float": [0, 1]}}, budget="4 trials", out=tmp_path / "out")
+    lines = [line.split(" · ") for line in caplog.messages if "1 trial running" in line]
+    assert [len(line) for line in lines] == [3]
+    assert re.fullmatch(r"  1 trial running, [\d.]+s so far", lines[0][0])
+    assert lines[0][1] == "best -1 (trial 1)"
+    assert re.fullmatch(r"1 trial left, about [\d.]+s to go", lines[0][2])
+    content = json.loads(posttrain("tune", "show", tmp_path / "out", "--json").out)
+    assert content["budget_left"] == "0 trials left"
 
 
 def test_a_line_says_how_many_are_done_and_what_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -107,6 +107,46 @@ def test_a_kill_before_the_value_is_kept_costs_no_step(
 
 
 @pytest.mark.slow
+def test_a_run_that_ends_between_two_parts_costs_no_step(tiny_model: Path, tmp_path: Path) -> None:
+    settings, steps = {"train.learning_rate": 3e-3}, list[int]()
+    expected, reports = Reports(), Reports()
+    value = function(tiny_model, 2)(trial(tmp_path / "expected", expected, **settings))
+
+    def show_life() -> Decision:
+        steps.append(len(steps))
+        return Decision.PAUSE if len(steps) in (2, 3) else Decision.CONTINUE
+
+    for _ in range(2):
+        run = TrialContext(0, settings, tmp_path / "cut", 0, None, 0, reports, show_life)
+        run.folder.mkdir(exist_ok=True)
+        with pytest.raises(TrialInterrupted):
+            function(tiny_model, 2)(run)
+    assert not reports.reports
+    run = TrialContext(0, settings, tmp_path / "cut", 0, None, 0, reports, show_life)
+    assert function(tiny_model, 2)(run) == value
+    assert reports.reports == expected.reports
+    lines = (tmp_path / "cut" / "model" / "metrics.jsonl").read_text().splitlines()
+    assert len(steps) == len(lines)
+
+
+@pytest.mark.parametrize(("values", "silence"), [({}, 3600.0), ({"silence": 90}, 90.0)])
+def test_the_silence_of_the_config_is_that_of_the_engine(
+    values: dict[str, Any], silence: float, tiny_model: Path, held_out_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Opened(Exception):
+        pass
+
+    def open_engine(name: str, trial: object, workers: int | None, seconds: float) -> None:
+        raise Opened(name, workers, seconds)
+
+    monkeypatch.setattr("posttrain.loop.tune_trainings.open_engine", open_engine)
+    tune = tune_config(budget="1 trial", engine="processes", workers=3, **values)
+    with pytest.raises(Opened) as opened:
+        tune_trainings(job(tiny_model), tune, RECORDS, held_out_folder / "out", root=held_out_folder)
+    assert opened.value.args == ("processes", 3, silence)
+
+
+@pytest.mark.slow
 def test_a_study(tiny_model: Path, held_out_folder: Path) -> None:
     tune = tune_config(scheduler={"name": "successive_halving", "max_resource": 3}, budget="3 trials")
     config = job(tiny_model)

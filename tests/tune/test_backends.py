@@ -16,7 +16,7 @@ from slurm_cluster import slurm_cluster
 
 from posttrain.jobs.engines import start_ray
 from posttrain.store.errors import UserError
-from posttrain.testing.backends import BackendContract, MakeBackend, RecordingHandler, count_up, run_jobs
+from posttrain.testing.backends import BackendContract, MakeBackend, RecordingHandler, count_up, run_jobs, show_life
 from posttrain.tune import Float, Int, minimize
 from posttrain.tune.backends.base import Job
 from posttrain.tune.backends.connected import ConnectedBackend
@@ -200,6 +200,9 @@ def test_inline_runs_the_function_here(tmp_path: Path) -> None:
     handler = RecordingHandler()
     run_jobs(InlineBackend(count_up), [job(tmp_path, 3, steps=2)], handler)
     assert (tmp_path / "3" / "state").read_text() == "2 3"
+    handler = RecordingHandler(ends=frozenset({0}))
+    run_jobs(InlineBackend(show_life), [job(tmp_path, 0), job(tmp_path, 1)], handler)
+    assert [handler.outcomes[number][0].kind for number in (0, 1)] == ["interrupted", "returned"]
 
 
 @pytest.mark.slow

@@ -7,10 +7,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 from posttrain.store.errors import UserError
-from posttrain.tune import Float, TrialContext, minimize
+from posttrain.tune import Float, Int, TrialContext, minimize
+from posttrain.tune.api import optimize
+from posttrain.tune.backends.simulated import CurvePoint, SimulatedBackend
 from posttrain.tune.budget import Budget, Price, Spent, format_seconds
 from posttrain.tune.trial import Trial
 
@@ -103,6 +106,8 @@ def test_the_share_that_trials_have_spent() -> None:
     assert Budget(trials=10).share(trials) == 0.4
     assert Budget(seconds=7200, tokens=400).share(trials) == 0.5
     assert Budget(seconds=7200).share(trials, workers=2) == 0.25
+    assert Budget(gpu_seconds=7200).share(trials, workers=2) == 0.5
+    assert Budget(gpu_seconds=7200).share(trials, workers=2, devices=1) == 0.25
     assert Budget.read("8 EUR", price=EUROS).share(trials) == 0.5
 
 
@@ -154,6 +159,55 @@ def test_runs_that_are_cut_off_have_costs(tmp_path: Path) -> None:
     second = minimize(sleep, {"x": Float(0, 1)}, budget="1s", **options)
     assert time.monotonic() - began < 1
     assert second.trials == first.trials
+
+
+@pytest.mark.parametrize("budget", ["0.3s", "0.005 gpu-minutes", "0.01 EUR"])
+def test_a_run_in_this_process_ends_with_the_time(budget: str, tmp_path: Path) -> None:
+    """It goes on from its checkpoint in a later session whose budget is larger."""
+    steps = list[int]()
+
+    def function(trial: TrialContext) -> float:
+        state = trial.folder / "step"
+        step = int(state.read_text()) if state.exists() else 0
+        while step < 40:
+            time.sleep(0.02)
+            step += 1
+            steps.append(step)
+            state.write_text(str(step))
+            try:
+                trial.show_life()
+            except Exception:  # noqa: BLE001  # a function that handles its own errors
+                steps.append(-1)
+        return 0.5
+
+    options: dict[str, Any] = {"out": tmp_path, "price": Price(120.0, "EUR")}
+    first = minimize(function, {"x": Float(0, 1)}, budget=budget, **options)
+    assert [(str(trial.state), trial.value) for trial in first.trials] == [("paused", None)]
+    assert 0.2 <= first.trials[0].seconds < 0.6  # a tenth more than the budget, in which it might have reported
+    assert minimize(function, {"x": Float(0, 1)}, budget=budget, **options).trials == first.trials
+    second = minimize(function, {"x": Float(0, 1)}, budget=1, **options)
+    assert (str(second.trials[0].state), second.trials[0].value) == ("finished", 0.5)
+    assert second.trials[0].seconds > 0.8
+    assert steps == list(range(1, 41))
+
+
+@pytest.mark.parametrize(
+    ("devices", "workers", "hours"), [(None, 4, 12), (8, 4, 12), (1, 1, 12), (1, 2, 6.5), (1, 4, 4), (2, 4, 7.5)]
+)
+def test_trials_that_share_a_device_count_it_once(
+    devices: int | None, workers: int, hours: float, tmp_path: Path
+) -> None:
+    """Four trials of 2, 2.5, 3.5 and 4 hours, in two sessions."""
+
+    def search(budget: str) -> Spent:
+        backend = SimulatedBackend(lambda settings: [CurvePoint(1.0, 900.0)] * settings["quarters"], workers, devices)
+        points = [{"quarters": count} for count in (8, 10, 14, 16)]
+        optimize(lambda: backend, {"quarters": Int(1, 16)}, budget=budget, initial=points, out=tmp_path)
+        study = optuna.load_study(study_name="tune", storage=f"sqlite:///{tmp_path / 'study.db'}")
+        return Spent(*study.user_attrs["spent"])
+
+    assert 1 <= search("1 gpu-hour, 4 trials").device_seconds / 3600 < 4
+    assert search("100 gpu-hours, 4 trials").device_seconds == hours * 3600
 
 
 def test_runs_that_are_killed_have_costs() -> None:

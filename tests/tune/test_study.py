@@ -205,7 +205,10 @@ def test_what_is_no_study(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("postgresql://alice:s3cret@127.0.0.1:1/tune", r"postgresql\+psycopg://alice:\*\*\*@127.0.0.1:1/tune: the study's"),
+        (
+            "postgresql://alice:s3cret@127.0.0.1:1/tune",
+            r"://alice:\*\*\*@127.0.0.1:1/tune: the study's",
+        ),
         ("postgresql://alice:${TUNE_PASSWORD}@127.0.0.1:1/tune", r"//alice:\*\*\*@127.0.0.1:1/tune: the study's"),
         ("${TUNE_URL}", r"//alice:\*\*\*@127.0.0.1:1/tune: the study's"),
         ("postgresql://alice:${UNSET}@127.0.0.1:1/tune", "storage: environment variable `UNSET` is not set"),

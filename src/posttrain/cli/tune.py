@@ -143,11 +143,13 @@ def show(
     from posttrain.tune.progress import describe_best
     from posttrain.tune.stopping import read_reason
     from posttrain.tune.storage import LOCK, TRIALS_FOLDER, read_name
-    from posttrain.tune.study import read_study
+    from posttrain.tune.study import read_left, read_study
     from posttrain.tune.transfer.savings import describe_warm_start
     from posttrain.tune.trial import TrialState, lineage, rank, schedule_to_json
 
-    goal, trials = read_study(folder, storage, read_name(folder, storage))
+    name = read_name(folder, storage)
+    goal, trials = read_study(folder, storage, name)
+    left = read_left(folder, storage, name)
     best = goal.best_trial(trials)
     objectives = goal.objectives
     several = len(objectives) > 1
@@ -168,6 +170,7 @@ def show(
                 "states": dict(counts),
                 "seconds": sum(trial.seconds for trial in trials),
                 "tokens": sum(trial.tokens for trial in trials),
+                "budget_left": left,
                 "ended_early": ended_early,
                 "warm_start": sentences,
                 "savings": None if savings is None else savings.to_json(),
@@ -191,7 +194,8 @@ def show(
     headings = ["trial", "state", *objectives.names, "step", spent, *(["goes on from"] if parents else []), *names]
     print_table("", headings, rows)
     states = ", ".join(f"{count} {state}" for state, count in counts.most_common())
-    print_line(f"{count_trials(len(trials))}: {states}" if trials else "no trials yet")
+    counted = f"{count_trials(len(trials))}: {states}" if trials else "no trials yet"
+    print_line(f"{counted}; {left}" if left else counted)
     if counts["running"] and not is_locked(folder / TRIALS_FOLDER / LOCK):
         print_line("no process works on the study; posttrain tune goes on with it")
     print_line(describe_best(best, objectives, front))

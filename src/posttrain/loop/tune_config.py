@@ -14,6 +14,7 @@ from posttrain.store.errors import UserError, suggest
 from posttrain.store.section import Section
 from posttrain.train.config import TrainConfig
 from posttrain.train.standalone import TrainJobConfig
+from posttrain.tune.backends.registry import SILENCE
 from posttrain.tune.budget import Budget, Price, read_gain
 from posttrain.tune.objectives import COSTS, Objectives, read_objectives
 from posttrain.tune.space import Settings, Space
@@ -197,7 +198,15 @@ class TuneConfig(Section):
         default="drift.psi > 0.25 or records >= 1.5 * tuned_records",
         description="In a loop: the rule by which a round searches; without it the last settings hold.",
     )
-    storage: str | None = Field(default=None, description="URL of a PostgreSQL database in place of study.db, such as postgresql://user:${PASSWORD}@host/name.")
+    storage: str | None = Field(
+        default=None,
+        description="URL of a PostgreSQL database in place of study.db, such as postgresql://user:${PASSWORD}@host/name.",
+    )
+    silence: float = Field(
+        default=SILENCE,
+        gt=0,
+        description="Seconds without a step after which a training counts as hanging; not inline.",
+    )
     engine: str = Field(default="inline", description="inline; processes, ray or slurm: several trials at a time.")
     workers: int | None = Field(default=None, ge=1, description="Trials at a time; null: one a core.")
 

@@ -45,7 +45,7 @@ from posttrain.tune.backends.base import Backend
 from posttrain.tune.backends.registry import check_engine
 from posttrain.tune.backends.registry import open_backend as open_engine
 from posttrain.tune.budget import Budget
-from posttrain.tune.context import TrialContext
+from posttrain.tune.context import TrialContext, TrialInterrupted
 from posttrain.tune.objectives import Measured
 from posttrain.tune.parts import check_part
 from posttrain.tune.samplers.initial import read_points
@@ -186,7 +186,7 @@ def search_trainings(
 
     def open_backend() -> Backend:
         # Now, as everything has been checked. The model is fetched once for all trials.
-        return open_engine(engine, trial.with_model(fetch_once(trial.model, base)), workers)
+        return open_engine(engine, trial.with_model(fetch_once(trial.model, base)), workers, tune.silence)
 
     @cache
     def data_of_task() -> Task:
@@ -265,6 +265,8 @@ class TrainingTrial(MeasuredTrial):
             share = (len(values) + 1) / self.parts
             measure = _StopAndMeasure(share, self.parts, partial(self.measure, costs), early, trial.show_life)
             finished = self._train(trial.folder / _MODEL, config, measure)
+            if measure.interruption is not None and not finished:
+                raise measure.interruption
             if finished:
                 lm = load_language_model(trial.folder / _MODEL, config.task, choose_precision())
                 measure.value = self.measure(costs, lm)
@@ -317,6 +319,7 @@ class _StopAndMeasure(Callback):
     Attributes:
         tokens: that the steps have processed.
         value: of the model that was stopped, or several; None before.
+        interruption: why the run is to end, between two parts; None: it is not to.
     """
 
     def __init__(
@@ -331,6 +334,7 @@ class _StopAndMeasure(Callback):
         self._parts, self._show_life = parts, show_life
         self.tokens = 0
         self.value: Measured | None = None
+        self.interruption: TrialInterrupted | None = None
 
     def on_begin(self, steps: int, total: int) -> bool:
         if total < self._parts:
@@ -341,15 +345,19 @@ class _StopAndMeasure(Callback):
         return steps >= self._goal
 
     def on_step(self, step: StepValues) -> bool:
-        self._show_life()
         self.tokens += step.tokens
         if step.step + 1 == EARLY_STEP and math.isfinite(step.loss):
             make_folder(self._early.parent)
             write_atomically(self._early, json.dumps(step.loss).encode())
-        return step.step + 1 >= self._goal
+        try:
+            self._show_life()
+        except TrialInterrupted as interruption:
+            self.interruption = interruption  # raised behind the checkpoint, so that no step is lost
+        return self.interruption is not None or step.step + 1 >= self._goal
 
     def on_stop(self, model: LanguageModel) -> None:
-        self.value = self._measure(model)
+        if self.interruption is None:
+            self.value = self._measure(model)
 
 
 def training_parts(tune: TuneConfig) -> int:

@@ -307,9 +307,7 @@ def _parse(url: str, where: str = _CONFIG_KEY) -> URL:
         raise UserError("no database URL", where=where, fix="such as postgresql://user@host/name") from None
     backend = parsed.get_backend_name()
     if backend not in ("sqlite", "postgresql"):
-        raise UserError(
-            f"`{backend}` is not supported", where=where, fix="use postgresql:// or sqlite:///"
-        ) from None
+        raise UserError(f"`{backend}` is not supported", where=where, fix="use postgresql:// or sqlite:///") from None
     if parsed.drivername == "postgresql":
         parsed = parsed.set(drivername="postgresql+psycopg")
     return parsed

@@ -27,11 +27,13 @@ class RecordingHandler:
 
     Args:
         decisions: by trial, in the order of its reports; CONTINUE after the last.
+        ends: trials in this process that are to pause when they show life.
     """
 
     decisions: dict[int, list[Decision]] = field(default_factory=dict)
     reports: dict[int, list[Report]] = field(default_factory=dict)
     outcomes: dict[int, list[Outcome]] = field(default_factory=dict)
+    ends: frozenset[int] = frozenset()
 
     def report(self, number: int, report: Report, memory: Memory) -> Decision:
         """Records a report."""
@@ -39,6 +41,10 @@ class RecordingHandler:
         self.reports.setdefault(number, []).append(report)
         decisions = self.decisions.get(number)
         return decisions.pop(0) if decisions else Decision.CONTINUE
+
+    def show_life(self, number: int) -> Decision:
+        """Has a run in this process go on, or pause if it is the one of ``ends``."""
+        return Decision.PAUSE if number in self.ends else Decision.CONTINUE
 
     def ended(self, number: int, outcome: Outcome) -> None:
         """Records an outcome."""

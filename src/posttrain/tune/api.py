@@ -156,8 +156,8 @@ def minimize(
         engine: ``inline``; ``processes``, ``ray`` or ``slurm`` for several trials at a time.
         workers: trials at a time; by default as many as there are cores.
         silence: seconds without a report after which a trial in a process counts as hanging.
-        storage: a PostgreSQL database in place of ``study.db``, such as ``postgresql://user:${PASSWORD}@host/name`` with
-            the password from the environment; needs ``out``.
+        storage: a PostgreSQL database in place of ``study.db``, such as ``postgresql://user:${PASSWORD}@host/name``
+            with the password from the environment; needs ``out``.
         migrate: carry an earlier study's trials over to a space that has changed.
         objectives: several objectives, such as ``["loss", Objective("accuracy", maximize=True), "seconds"]``; those
             named ``seconds``, ``tokens``, ``memory_bytes`` and ``gpu_memory_bytes`` are what a trial has spent. The
@@ -170,7 +170,7 @@ def minimize(
         stop: ``{"gain": "0.1%"}`` starts no further trial once the best can be improved by less than this share of its
             value with 90% probability; a number is a difference of values.
         price: of an accelerator, for a budget such as ``"5 EUR"``.
-        accelerators: that a trial uses, for budgets in GPU-hours and money.
+        accelerators: that a trial uses, for budgets in GPU-hours and money; trials that share a GPU count once.
 
     Returns:
         Best settings, best value and all trials.
@@ -305,7 +305,7 @@ def optimize(
         keep_task()
         for warning in check_space(space, budget.trials):
             log.warning("  %s", warning.text)
-        chosen_sampler.begin(SearchContext(budget, backend.workers, warm_start.sources))
+        chosen_sampler.begin(SearchContext(budget, backend.workers, backend.devices, warm_start.sources))
         driver = Driver(study, chosen_sampler, chosen_scheduler, backend, budget, trials_folder, seed, rule)
         lines = ProgressLines(study, budget, lambda: driver.spent)
 
@@ -314,7 +314,7 @@ def optimize(
             lines(trial)
 
         try:
-            driver.run(observe)
+            driver.run(observe, lines.show_time)
             if rule is not None:
                 rule.keep()
         finally:

@@ -1,6 +1,7 @@
 """Budgets, such as ``50 trials``, ``1h 30m``, ``2M tokens``, ``2 gpu-hours`` or ``5 EUR``, what is left,
 and the least gain that is worth spending it."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ _MULTIPLES = {"k": 10**3, "M": 10**6, "B": 10**9, "G": 10**9}
 _GPU_SECONDS = {f"gpu-{unit}": seconds for unit, seconds in _SECONDS.items()}
 
 _CURRENCY = re.compile(r"[A-Z]{3}")
+
+_GRACE = 0.1  # of a limit of time, that running trials get to report and pause when it is spent
 
 _EXAMPLE = "such as 50 trials, 30m, 2M tokens, 2 gpu-hours, 5 EUR, or several with commas"
 
@@ -43,12 +46,12 @@ class Spent(NamedTuple):
     Attributes:
         seconds: that it was worked on.
         tokens: of all trials.
-        work: seconds of all trials, side by side or not.
+        device_seconds: that devices were in use, each counted once, however many trials share it.
     """
 
     seconds: float
     tokens: int
-    work: float
+    device_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -59,10 +62,11 @@ class Budget:
         trials: started.
         seconds: that the study is worked on, over all calls.
         tokens: processed by all trials.
-        gpu_seconds: seconds of all trials, times ``accelerators``.
+        gpu_seconds: seconds that devices are in use, times ``accelerators``.
         money: these hours at the ``price``.
         price: of an accelerator; needed for money alone.
-        accelerators: that one trial uses; on a machine without any the machine counts as one.
+        accelerators: in a device, which is what one trial has: a GPU, or a machine without any. Trials that share a
+            device count once.
     """
 
     trials: int | None = None
@@ -152,9 +156,34 @@ class Budget:
         """Returns whether running trials must pause."""
         return any(amount >= limit for limit, amount in self._amounts(spent))
 
+    def time_left(self, spent: Spent, devices: int) -> float:
+        """Returns the seconds after which runs are ended, as a limit of time is exceeded by a tenth; 0 or less: now.
+
+        Args:
+            spent: so far.
+            devices: that are in use until then.
+        """
+        rates = [rate for _, rate in self._amounts(Spent(1.0, 0, devices))]  # of tokens none is known
+        pairs = zip(self._amounts(spent), rates, strict=True)
+        return min(
+            ((limit * (1 + _GRACE) - amount) / rate for (limit, amount), rate in pairs if rate > 0), default=math.inf
+        )
+
+    def seconds_to_go(self, trials: int, spent: Spent) -> float | None:
+        """Returns an estimate of the seconds until a limit is reached, if it goes on as so far; None without one.
+
+        Args:
+            trials: that have been run.
+            spent: by them.
+        """
+        amounts = [*self._amounts(spent), *([(self.trials, trials)] if self.trials is not None else [])]
+        shares = [amount / limit for limit, amount in amounts]
+        share = max(shares, default=0.0)
+        return spent.seconds * max(0.0, 1 / share - 1) if share > 0 else None
+
     def _amounts(self, spent: Spent) -> list[tuple[float, float]]:
         """Returns each limit but that of the trials, and what is spent of it."""
-        gpu_seconds = spent.work * self.accelerators
+        gpu_seconds = spent.device_seconds * self.accelerators
         price = self.price.per_hour if self.price else 0.0
         amounts = [
             (self.seconds, spent.seconds),
@@ -164,15 +193,17 @@ class Budget:
         ]
         return [(limit, amount) for limit, amount in amounts if limit is not None]
 
-    def share(self, trials: Sequence[Trial], workers: int = 1) -> float:
+    def share(self, trials: Sequence[Trial], workers: int = 1, devices: int | None = None) -> float:
         """Returns the share that trials have spent, by the limit that is nearest; 0 without a limit.
 
         Args:
             trials: the trials.
             workers: trials at a time, which share the seconds.
+            devices: that they share; None: each has its own.
         """
-        work = sum(trial.seconds for trial in trials)
-        amounts = self._amounts(Spent(work / workers, sum(trial.tokens for trial in trials), work))
+        seconds = sum(trial.seconds for trial in trials) / workers
+        device_seconds = seconds * (workers if devices is None else min(workers, devices))
+        amounts = self._amounts(Spent(seconds, sum(trial.tokens for trial in trials), device_seconds))
         amounts += [(self.trials, len(trials))] if self.trials is not None else []
         return max((amount / limit for limit, amount in amounts), default=0.0)
 
@@ -185,7 +216,7 @@ class Budget:
             parts.append(format_seconds(max(0.0, self.seconds - spent.seconds)))
         if self.tokens is not None:
             parts.append(f"{max(0, self.tokens - spent.tokens):,} tokens")
-        gpu_seconds = spent.work * self.accelerators
+        gpu_seconds = spent.device_seconds * self.accelerators
         if self.gpu_seconds is not None:
             parts.append(f"{max(0.0, self.gpu_seconds - gpu_seconds) / 3600:.2f} gpu-hours")
         if self.money is not None and self.price is not None:

@@ -9,7 +9,8 @@ from posttrain.tune.schedulers.base import Decision
 
 
 class TrialInterrupted(BaseException):
-    """Raised by `TrialContext.report` where the trial is to pause or to stop; ends the function.
+    """Raised by `TrialContext.report` and `TrialContext.show_life` where the trial is to pause or to stop; ends the
+    function.
 
     No `Exception`, so that a function which handles its own errors does not go on by mistake.
     """
@@ -54,7 +55,7 @@ class TrialContext:
         resource: int | None,
         seed: int,
         report: Callable[[int, Measured, int], Decision],
-        show_life: Callable[[], None] = lambda: None,
+        show_life: Callable[[], Decision] = lambda: Decision.CONTINUE,
     ) -> None:
         self.number, self.settings, self.folder = number, settings, folder
         self.start, self.resource, self.seed = start, resource, seed
@@ -84,6 +85,12 @@ class TrialContext:
     def show_life(self) -> None:
         """Says that the trial gets on, where the next report is far; costs nothing to call after each step.
 
-        A trial in another process that is silent for an hour, or as long as `minimize` says, counts as hanging.
+        A trial in another process that is silent for an hour, or as long as `minimize` says, counts as hanging. One in
+        the study's own process is ended here once the time of the budget is over.
+
+        Raises:
+            TrialInterrupted: the trial is to pause; it goes on from its checkpoint if the budget grows.
         """
-        self._show_life()
+        decision = self._show_life()
+        if decision is not Decision.CONTINUE:
+            raise TrialInterrupted(decision)

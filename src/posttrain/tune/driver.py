@@ -1,6 +1,7 @@
 """Runs a study: asks the scheduler and the sampler, has a backend run trials, and records what happens."""
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from posttrain.tune.packing import MemoryPacking
 from posttrain.tune.samplers.base import Proposal, Sampler
 from posttrain.tune.samplers.population import PopulationSampler
 from posttrain.tune.schedulers.base import Decision, Promote, Scheduler, Start
+from posttrain.tune.spending import Spending
 from posttrain.tune.stopping import GainRule
 from posttrain.tune.study import Study
 from posttrain.tune.trial import UNKNOWN_MEMORY, Fork, Memory, Report, Trial, TrialState
@@ -27,9 +29,7 @@ _FAILURES = 5  # so many trials that fail, and none that does not, end the study
 
 _INFEASIBLE = 100  # trials that end a study, if none has a value: a budget that they do not use would never be spent
 
-_GRACE = 0.1  # of a budget in seconds, that running trials get to report and pause when it is spent
-
-_CLOCK_SECONDS = 10.0  # between records of the time while nothing happens: a driver that is killed loses no more of it
+_CLOCK_SECONDS = 10.0  # between records of what is spent while nothing happens: a driver that is killed loses no more
 
 Observer = Callable[[Trial], None]
 """Called with each trial that has reported, or has ended."""
@@ -65,6 +65,7 @@ class Driver:
         self._budget, self._seed = budget, seed
         self._folders = TrialFolders(study, folder)
         self._observe: Observer = lambda trial: None
+        self._show_time: Callable[[int], None] = lambda running: None
         self._objectives = study.objectives
         self._interrupted: dict[int, None] = {}  # to be run on, in their order
         self._running: dict[int, Trial] = {}  # as they were when their run began
@@ -76,9 +77,8 @@ class Driver:
         self._failures = 0.0  # on end since the session began; minus infinity after any other end
         self._infeasible = 0
         self._exhausted = False
-        self._tokens = sum(trial.tokens for trial in study.trials)
-        self._work = sum(trial.seconds for trial in study.trials)
-        self._offset = study.clock - backend.clock()
+        self._spending = Spending(study, backend)
+        self._kept = time.monotonic()
         last = {event.trial.number: event.order for event in study.events if event.kind != "cut"}
         for event in study.events:
             self._replay(event, event.order == last[event.trial.number])
@@ -90,38 +90,39 @@ class Driver:
     @property
     def seconds(self) -> float:
         """The seconds that the study has been worked on, in all sessions."""
-        return self._offset + self._backend.clock()
+        return self._spending.seconds
 
     @property
     def spent(self) -> Spent:
         """Costs of the study, over all sessions."""
-        return Spent(self.seconds, self._tokens, self._work)
+        return self._spending.spent
 
-    def run(self, observe: Observer | None = None) -> None:
+    def run(self, observe: Observer | None = None, show_time: Callable[[int], None] | None = None) -> None:
         """Works until the budget is spent or nothing is left to do.
 
         Args:
             observe: called after each report and each end.
+            show_time: called with the number of trials that run, every few seconds where nothing else happens.
 
         Raises:
             WorkError: the first trials of the session have all failed.
         """
-        self._observe = observe or self._observe
-        deadline = math.inf if self._budget.seconds is None else self._budget.seconds * (1 + _GRACE)
-        longest = math.inf if self._study.folder is None else _CLOCK_SECONDS
+        self._observe, self._show_time = observe or self._observe, show_time or self._show_time
+        longest = math.inf if self._backend.is_simulated else _CLOCK_SECONDS
+        self._study.keep_budget(self._budget)
         try:
             while True:
                 if not self._is_spent():
                     self._fill()
-                if not self._running or self.seconds >= deadline:
+                left = self._time_left
+                if not self._running or left <= 0:
                     return
-                seconds = min(deadline - self.seconds, longest)
+                seconds = min(left, longest)
                 self._backend.wait(self, seconds if math.isfinite(seconds) else None)
-                if self.seconds - self._study.clock >= longest:
-                    self._study.keep_clock(self.seconds)
+                self._keep_time()
         finally:
             self._kill_running()
-            self._study.keep_clock(self.seconds)
+            self._study.keep_spent(self.spent)
 
     def report(self, number: int, report: Report, memory: Memory) -> Decision:
         """Records a report and returns the decision on it; `Handler.report`."""
@@ -133,15 +134,16 @@ class Driver:
         seconds, tokens = before.seconds + report.seconds, before.tokens + report.tokens
         values = self._objectives.complete(report.values, seconds, tokens, self._memory[number])
         if (bad := self._objectives.infinite(values)) is not None:
-            self._add_costs(trial, seconds, tokens)
+            self._spending.add(trial, seconds, tokens)
             error = f"the {bad[0]} at step {report.step} is {bad[1]}"
             memory = self._memory[number]
             self._end(number, TrialState.FAILED, error=error, seconds=seconds, tokens=tokens, memory=memory)
             return Decision.STOP
+        self._keep_time()
         decision = Decision.CONTINUE
         if report.step > trial.step:  # a run that began before the last report repeats some
             whole = Report(report.step, values[0], seconds, tokens, values[1:])
-            self._add_costs(trial, seconds, tokens)
+            self._spending.add(trial, seconds, tokens)
             self._kills.pop(number, None)  # it gets on, however often it is killed
             self._study.report(number, whole, self.seconds)
             decision = self._scheduler.report_values(number, report.step, self._objectives.losses(values))
@@ -156,13 +158,24 @@ class Driver:
             self._study.set_running(number, False)
         return decision
 
+    def show_life(self, number: int) -> Decision:
+        """Returns whether a run in this process goes on, or its time is over; `Handler.show_life`."""
+        self._keep_time()
+        return Decision.CONTINUE if self._time_left > 0 else Decision.PAUSE
+
     def ended(self, number: int, outcome: Outcome) -> None:
         """Records the end of a run; `Handler.ended`."""
         before, trial = self._running.pop(number), self._study.trials[number]
+        self._spending.set_runs(len(self._running))
         self._memory[number] = outcome.memory.maximum(self._memory_of(number))
         self._packing.measure(self._memory[number])
         if trial.ended or (trial.state is TrialState.PAUSED and outcome.kind not in ("failed", "infeasible")):
             self._folders.clean_up(number)
+            return
+        if outcome.kind == "interrupted":  # at the end of the budget, before it could report
+            self._cut(number, before, outcome.seconds, outcome.tokens)
+            self._interrupted.setdefault(number)
+            self._study.set_running(number, False)
             return
         killed, beside_others = outcome.kind == "killed", bool(self._running)
         if self._kills[number] >= _RUNS_AFTER_KILLS if killed else outcome.kind != "out_of_memory" or not beside_others:
@@ -193,7 +206,7 @@ class Driver:
             error = "it reported no value and returned none"
         elif not error and (bad := self._objectives.infinite(values)) is not None:
             error = f"its {bad[0]} is {bad[1]}"
-        self._add_costs(trial, seconds, tokens)
+        self._spending.add(trial, seconds, tokens)
         self._end(
             number,
             TrialState.FAILED if error else TrialState.FINISHED,
@@ -206,15 +219,10 @@ class Driver:
         )
         self._folders.clean_up(number)
 
-    def _add_costs(self, trial: Trial, seconds: float, tokens: int) -> None:
-        """Adds what a trial has spent in all to what was known of it."""
-        self._work += max(0.0, seconds - trial.seconds)
-        self._tokens += max(0, tokens - trial.tokens)
-
     def _cut(self, number: int, before: Trial, seconds: float, tokens: int = 0) -> None:
         """Records the costs of a run that was killed; its trial is run again."""
         seconds, tokens = before.seconds + seconds, before.tokens + tokens
-        self._add_costs(self._study.trials[number], seconds, tokens)
+        self._spending.add(self._study.trials[number], seconds, tokens)
         self._study.cut(number, seconds, tokens, self.seconds)
 
     def _replay(self, event: Event, last: bool) -> None:
@@ -345,6 +353,7 @@ class Driver:
 
     def _run(self, trial: Trial) -> None:
         self._running[trial.number], self._began[trial.number] = trial, self.seconds
+        self._spending.set_runs(len(self._running))
         folder = self._folders.path(trial.number)
         seed = int(np.random.SeedSequence([self._seed, trial.number]).generate_state(1)[0])
         names = self._objectives.measured
@@ -353,11 +362,24 @@ class Driver:
     def _is_spent(self) -> bool:
         return self._budget.is_spent(self.spent)
 
+    @property
+    def _time_left(self) -> float:
+        return self._budget.time_left(self.spent, self._spending.devices_in_use)
+
+    def _keep_time(self) -> None:
+        """Records and shows what has been spent, as hours may pass in which nothing happens."""
+        now = time.monotonic()
+        if self._study.folder is not None and now - self._kept >= _CLOCK_SECONDS:
+            self._kept = now
+            self._study.keep_spent(self.spent)
+        self._show_time(len(self._running))
+
     def _kill_running(self) -> None:
         """Ends runs that have not paused in time; they are resumed from their checkpoints by the next session."""
         for number, before in list(self._running.items()):
             self._backend.kill(number)
             del self._running[number]
+            self._spending.set_runs(len(self._running))
             if self._study.trials[number].state is TrialState.RUNNING:
                 self._cut(number, before, self.seconds - self._began[number])
                 self._study.set_running(number, False)

@@ -17,8 +17,11 @@ TRIAL_KEY = "trial"
 EXCLUDED_KEY = "excluded"
 """The attribute with the reason why a trial of an earlier space does not count any more."""
 
-CLOCK_KEY = "clock"
-"""The attribute of a study with the seconds that it has been worked on; each event has them, too."""
+SPENT_KEY = "spent"
+"""The attribute of a study with what it has spent, as a list of the fields of `Spent`."""
+
+BUDGET_KEY = "budget"
+"""The attribute of a study with the budget of the last session."""
 
 OPTUNA_STATES = {
     TrialState.RUNNING: optuna.trial.TrialState.RUNNING,

@@ -11,11 +11,15 @@ from posttrain.tune.trial import Trial, TrialState
 
 log = logging.getLogger("posttrain")
 
+_SILENT_SECONDS = 60.0  # after which a line is printed though nothing has happened
+
 _EVERY_SECONDS = 2.0  # between lines, unless there is a new best: thousands of short trials are nothing to read
 
 
 class ProgressLines:
     """Logs a line for trials that end; to be called with each trial that has reported or ended.
+
+    `show_time`, which is to be called in between, logs one a minute where nothing happens.
 
     Args:
         study: the study.
@@ -25,7 +29,7 @@ class ProgressLines:
 
     def __init__(self, study: Study, budget: Budget, spent: Callable[[], Spent]) -> None:
         self._study, self._budget, self._spent = study, budget, spent
-        self._last = -_EVERY_SECONDS
+        self._last = time.monotonic() - _EVERY_SECONDS
         self._best = study.best
 
     def __call__(self, trial: Trial) -> None:
@@ -38,9 +42,25 @@ class ProgressLines:
             return
         self._last = now
         done = sum(other.ended for other in self._study.trials)
-        objectives = self._study.objectives
-        best_text = describe_best(best, objectives, self._study.front)
-        log.info("  %s · %s done · %s · %s", _describe(trial, objectives), f"{done:,}", best_text, self._left())
+        description = _describe(trial, self._study.objectives)
+        log.info("  %s · %s done · %s · %s", description, f"{done:,}", self._best_text, self._left())
+
+    def show_time(self, running: int) -> None:
+        """Logs a line if there was none for a minute: how many trials run, the best so far, and what is left."""
+        now = time.monotonic()
+        if not running or now - self._last < _SILENT_SECONDS:
+            return
+        self._last = now
+        spent = self._spent()
+        to_go = self._budget.seconds_to_go(len(self._study.trials) - running, spent)
+        known = to_go is not None and to_go > 0 and self._budget.seconds is None
+        estimate = f", about {format_seconds(to_go or 0.0)} to go" if known else ""
+        counts = f"{count_trials(running)} running, {format_seconds(spent.seconds)} so far"
+        log.info("  %s · %s · %s%s", counts, self._best_text, self._left(), estimate)
+
+    @property
+    def _best_text(self) -> str:
+        return describe_best(self._study.best, self._study.objectives, self._study.front)
 
     def _left(self) -> str:
         return self._budget.left(len(self._study.trials), self._spent())

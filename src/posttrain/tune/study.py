@@ -11,20 +11,24 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
 
 import optuna
+from optuna.storages import BaseStorage
+from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial
 
 from posttrain.store.errors import UserError
 from posttrain.store.files import write_atomically
+from posttrain.tune.budget import Budget, Price, Spent
 from posttrain.tune.events import (
-    CLOCK_KEY,
+    BUDGET_KEY,
     OPTUNA_STATES,
+    SPENT_KEY,
     TRIAL_KEY,
     Event,
     EventKind,
@@ -73,6 +77,7 @@ class Study:
         objectives: what is searched.
         events: what had happened when the study was opened, in its order.
         clock: seconds that the study had been worked on at its last event, or when that was last recorded.
+        device_seconds: that devices had been in use when that was last recorded.
 
     Raises:
         UserError: the study was begun with another space or another objective, or the database is none.
@@ -102,9 +107,9 @@ class Study:
             with storage_errors(self._location):
                 self._id = open_version(self._storage, name, goal, migrate, self._location)
                 stored = self._storage.get_all_trials(self._id, deepcopy=False)
-                clock = self._storage.get_study_user_attrs(self._id).get(CLOCK_KEY, 0.0)
+                spent = Spent(*self._storage.get_study_user_attrs(self._id).get(SPENT_KEY, (0.0, 0, 0.0)))
             self.trials, self.events, self._next, self.clock = read_events(stored)
-            self.clock = max(self.clock, clock)
+            self.clock, self.device_seconds = max(self.clock, spent.seconds), spent.device_seconds
             self._ids = [frozen._trial_id for frozen in stored]
             self._runs, self._cuts = (
                 [sum(key.startswith(prefix) for key in frozen.system_attrs) for frozen in stored]
@@ -183,11 +188,16 @@ class Study:
         self._cuts[number] += 1
         return self._record(number, "cut", self._cuts[number] - 1, clock, costs)
 
-    def keep_clock(self, clock: float) -> None:
-        """Records the seconds that the study has been worked on, where nothing else happens."""
-        self.clock = max(self.clock, clock)
+    def keep_spent(self, spent: Spent) -> None:
+        """Records what has been spent, as time passes also where nothing else happens."""
+        self.clock, self.device_seconds = max(self.clock, spent.seconds), spent.device_seconds
         with storage_errors(self._location):
-            self._storage.set_study_user_attr(self._id, CLOCK_KEY, self.clock)
+            self._storage.set_study_user_attr(self._id, SPENT_KEY, list(spent._replace(seconds=self.clock)))
+
+    def keep_budget(self, budget: Budget) -> None:
+        """Records the budget, for whoever looks at the study."""
+        with storage_errors(self._location):
+            self._storage.set_study_user_attr(self._id, BUDGET_KEY, asdict(budget))
 
     def end(
         self,
@@ -300,6 +310,24 @@ def read_study_events(
     folder: Path | None = None, url: str | None = None, name: str = "tune"
 ) -> tuple[Goal, list[Trial], list[Event]]:
     """Reads a study as `read_study` does, and all of its events in their order."""
+    with _stored_study(folder, url, name) as (storage, study):
+        history = read_events(storage.get_all_trials(study._study_id, deepcopy=False))
+        return stored_goal(study), history.trials, history.events
+
+
+def read_left(folder: Path | None = None, url: str | None = None, name: str = "tune") -> str:
+    """Returns what is left of a study's budget, that of the last session, such as ``12 trials, 4m 10s left``."""
+    with _stored_study(folder, url, name) as (storage, study):
+        if BUDGET_KEY not in study.user_attrs:
+            return ""
+        values = study.user_attrs[BUDGET_KEY]
+        price = None if values["price"] is None else Price(**values["price"])
+        spent = Spent(*study.user_attrs.get(SPENT_KEY, (0.0, 0)))
+        return Budget(**{**values, "price": price}).left(storage.get_n_trials(study._study_id), spent)
+
+
+@contextmanager
+def _stored_study(folder: Path | None, url: str | None, name: str) -> Iterator[tuple[BaseStorage, FrozenStudy]]:
     location = describe_location(folder, url)
     missing = UserError("holds no study", where=location, fix="begin one with posttrain tune CONFIG.yaml --out DIR")
     if url is None and (folder is None or not (folder / STUDY_FILE).is_file()):
@@ -317,5 +345,4 @@ def read_study_events(
             study = latest_version(storage, name)
             if study is None:
                 raise missing
-            history = read_events(storage.get_all_trials(study._study_id, deepcopy=False))
-            return stored_goal(study), history.trials, history.events
+            yield storage, study

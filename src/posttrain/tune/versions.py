@@ -12,7 +12,7 @@ from optuna.study import StudyDirection
 from optuna.study._frozen import FrozenStudy
 
 from posttrain.store.errors import UserError
-from posttrain.tune.events import CLOCK_KEY, EXCLUDED_KEY, OPTUNA_STATES, TRIAL_KEY, read_events
+from posttrain.tune.events import EXCLUDED_KEY, OPTUNA_STATES, SPENT_KEY, TRIAL_KEY, read_events
 from posttrain.tune.objectives import Objective, Objectives, read_objectives
 from posttrain.tune.space import Space, changes
 from posttrain.tune.storage import to_distribution, to_optuna
@@ -147,8 +147,8 @@ def _migrate(storage: BaseStorage, before: int, name: str, goal: Goal) -> int:
     What samplers have noted goes, as it is about the space as it was: a place in its grid, a part of its ranges.
     """
     study_id = _begin(storage, name, goal)
-    if (clock := storage.get_study_user_attrs(before).get(CLOCK_KEY)) is not None:
-        storage.set_study_user_attr(study_id, CLOCK_KEY, clock)
+    if (spent := storage.get_study_user_attrs(before).get(SPENT_KEY)) is not None:
+        storage.set_study_user_attr(study_id, SPENT_KEY, spent)
     stored = storage.get_all_trials(before, deepcopy=False)
     kept = 0
     for old, trial in zip(stored, read_events(stored, exclude=False).trials, strict=True):

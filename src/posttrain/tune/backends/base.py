@@ -51,9 +51,9 @@ class Outcome:
     """How a run ended.
 
     Attributes:
-        kind: ``returned``; ``interrupted`` by the answer to a report; ``failed``; ``out_of_memory``, so that it may be
-            run again without others beside it; ``infeasible``, as the settings break a limit; or ``killed``, by a
-            signal from outside, so that it may be run again: it may be the kernel's, as the machine's memory ran out.
+        kind: ``returned``; ``interrupted`` by an answer of the handler; ``failed``; ``out_of_memory``, so that it may
+            be run again without others beside it; ``infeasible``, as the settings break a limit; or ``killed``, by a
+            signal from outside, so that it may be run again: perhaps the kernel's, as the machine's memory ran out.
         value: what the function returned.
         error: why it failed, in a line.
         seconds: that the run took.
@@ -77,6 +77,9 @@ class Handler(Protocol):
     def report(self, number: int, report: Report, memory: Memory) -> Decision:
         """A trial has reported what its function measured; seconds and tokens are those of the run, memory the most."""
 
+    def show_life(self, number: int) -> Decision:
+        """A run in this process gets on, which no other thread can end: says whether it is to go on, or to pause."""
+
     def ended(self, number: int, outcome: Outcome) -> None:
         """A run is over, and its worker is free."""
 
@@ -92,9 +95,13 @@ class Backend(ExitStack):
 
     Attributes:
         workers: number of runs at a time.
+        devices: GPUs, or machines without any, that all runs share; None: each run has its own.
+        is_simulated: whether the clock is not that of the world, so that nothing can happen while a call waits.
     """
 
     workers: int = 1
+    devices: int | None = None
+    is_simulated: bool = False
 
     @abstractmethod
     def start(self, job: Job) -> None:
@@ -106,7 +113,8 @@ class Backend(ExitStack):
 
         Args:
             handler: gets the report or the outcome, or several of them.
-            seconds: after which to return without; a backend whose runs cannot be left may take longer.
+            seconds: after which to return without; a backend whose runs cannot be left may take longer, and asks
+                `Handler.show_life` whenever a run shows that it gets on.
         """
 
     @abstractmethod

@@ -35,17 +35,23 @@ class InlineBackend(Backend):
         super().__init__()
         self._function = function
         self._jobs: list[Job] = []
+        self.devices = 1
 
     def start(self, job: Job) -> None:
         self._jobs.append(job)
 
     def wait(self, handler: Handler, seconds: float | None = None) -> None:
         job = self._jobs.pop(0)
-        outcome = run_job(self._function, job, lambda report, memory: handler.report(job.number, report, memory))
+        outcome = run_job(
+            self._function,
+            job,
+            lambda report, memory: handler.report(job.number, report, memory),
+            lambda: handler.show_life(job.number),
+        )
         handler.ended(job.number, outcome)
 
     def kill(self, number: int) -> None:
-        """Does nothing: a call cannot be ended from outside."""
+        """Does nothing: a call cannot be ended from outside; it is when it shows life."""
 
     def clock(self) -> float:
         return time.monotonic()
@@ -55,7 +61,7 @@ def run_job(
     function: TrialFunction,
     job: Job,
     report: Callable[[Report, Memory], Decision],
-    show_life: Callable[[], None] = lambda: None,
+    show_life: Callable[[], Decision] = lambda: Decision.CONTINUE,
 ) -> Outcome:
     """Runs a trial in this process.
 
@@ -64,7 +70,7 @@ def run_job(
         job: the run.
         report: called with a report, whose costs are those of the run, and the most memory in use; returns what to do
             next.
-        show_life: called where the trial says that it gets on.
+        show_life: called where the trial says that it gets on; returns what to do next.
     """
     began, spent = time.monotonic(), 0
     reset_gpu_peak()

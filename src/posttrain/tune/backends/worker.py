@@ -39,11 +39,12 @@ def serve(connection: Connection, function: TrialFunction) -> None:
     """
     shown = -_LIFE_SECONDS
 
-    def show_life() -> None:
+    def show_life() -> Decision:
         nonlocal shown
         if time.monotonic() - shown >= _LIFE_SECONDS:
             shown = time.monotonic()
             connection.send(None)
+        return Decision.CONTINUE  # the study's process ends this one, if need be
 
     def report(report: Report, memory: Memory) -> Decision:
         connection.send((report, memory))

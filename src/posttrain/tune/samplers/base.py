@@ -39,11 +39,13 @@ class SearchContext:
     Attributes:
         budget: its budget.
         workers: trials at a time.
+        devices: that these share; None: each trial has its own.
         sources: finished studies that it may learn from, the nearest first.
     """
 
     budget: Budget = field(default_factory=Budget)
     workers: int = 1
+    devices: int | None = None
     sources: Sequence["PastStudy"] = ()
 
 
@@ -91,7 +93,7 @@ class Sampler(ABC):
 
     def spent_share(self, trials: Sequence[Trial]) -> float:
         """Returns the share of the budget that trials have spent, from 0; 0 without a budget."""
-        return self.context.budget.share(trials, self.context.workers)
+        return self.context.budget.share(trials, self.context.workers, self.context.devices)
 
     def generator(self, number: int) -> np.random.Generator:
         """Returns the source of random numbers of a trial."""
