@@ -103,7 +103,6 @@ def test_what_a_kill_left_unfinished_is_mended(tmp_path: Path, monkeypatch: pyte
         study.start(FULL)
         # Killed between an event and what Optuna shows of it.
         with monkeypatch.context() as patch:
-            patch.setattr(study, "_show_report", lambda number, report: None)
             patch.setattr(study, "_show_state", lambda trial: None)
             study.report(0, Report(1, 0.5))
             study.end(1, TrialState.FINISHED, value=0.25)

@@ -170,6 +170,7 @@ class Driver:
         self._memory[number] = outcome.memory.maximum(self._memory_of(number))
         self._packing.measure(self._memory[number])
         if trial.ended or (trial.state is TrialState.PAUSED and outcome.kind not in ("failed", "infeasible")):
+            self._folders.measure(number)
             self._folders.clean_up(number)
             return
         if outcome.kind == "interrupted":  # at the end of the budget, before it could report
@@ -354,6 +355,8 @@ class Driver:
     def _run(self, trial: Trial) -> None:
         self._running[trial.number], self._began[trial.number] = trial, self.seconds
         self._spending.set_runs(len(self._running))
+        if not self._scheduler.has_forks:  # which go on from checkpoints of others
+            self._folders.make_room(len(self._running), {*self._running, *self._interrupted})
         folder = self._folders.path(trial.number)
         seed = int(np.random.SeedSequence([self._seed, trial.number]).generate_state(1)[0])
         names = self._objectives.measured

@@ -11,7 +11,9 @@ from uuid import uuid4
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
-from sqlalchemy import text
+from optuna.storages._rdb import models
+from optuna.trial import TrialState
+from sqlalchemy import insert, text, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from posttrain.store.config import expand_variables
@@ -154,6 +156,43 @@ def exclusive(storage: BaseStorage, name: str) -> Iterator[None]:
             yield
         finally:
             connection.execute(text("SELECT pg_advisory_unlock(:first, hashtext(:name))"), keys)
+
+
+def add_event(
+    storage: BaseStorage, trial: int, key: str, event: Mapping[str, Any], shown: tuple[int, float] | None = None
+) -> None:
+    """Writes an event of a trial, and what Optuna shows of a report, in one transaction.
+
+    Args:
+        storage: the database.
+        trial: Optuna's id of the trial, which has not ended.
+        key: the event's attribute, which is a new one.
+        event: JSON values.
+        shown: step and value of a report.
+    """
+    if not isinstance(storage, RDBStorage):
+        storage.set_trial_system_attr(trial, key, dict(event))
+        if shown is not None:
+            storage.set_trial_intermediate_value(trial, *shown)
+        return
+    # Optuna's own methods are a transaction each, of several queries: they took most of the time of a report.
+    with storage.engine.begin() as connection:
+        row = {"trial_id": trial, "key": key, "value_json": json.dumps(event)}
+        connection.execute(insert(models.TrialSystemAttributeModel), row)
+        if shown is not None:
+            model = models.TrialIntermediateValueModel
+            value, kind = model.intermediate_value_to_stored_repr(shown[1])
+            row = {"trial_id": trial, "step": shown[0], "intermediate_value": value, "intermediate_value_type": kind}
+            connection.execute(insert(model), row)
+
+
+def show_running(storage: BaseStorage, trial: int, state: TrialState) -> None:
+    """Writes the state of a trial that has not ended, as Optuna has it."""
+    if not isinstance(storage, RDBStorage):
+        storage.set_trial_state_values(trial, state)
+        return
+    with storage.engine.begin() as connection:
+        connection.execute(update(models.TrialModel).where(models.TrialModel.trial_id == trial).values(state=state))
 
 
 def close_storage(storage: BaseStorage) -> None:

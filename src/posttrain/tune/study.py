@@ -40,10 +40,12 @@ from posttrain.tune.objectives import Objectives
 from posttrain.tune.space import Space
 from posttrain.tune.storage import (
     STUDY_FILE,
+    add_event,
     close_storage,
     describe_location,
     exclusive,
     open_storage,
+    show_running,
     storage_errors,
     to_distribution,
     to_optuna,
@@ -177,9 +179,7 @@ class Study:
 
     def report(self, number: int, report: Report, clock: float = 0.0) -> Trial:
         """Records an intermediate value, of a step after those before it."""
-        trial = self._record(number, "report", report.step, clock, asdict(report))
-        self._show_report(number, report)
-        return trial
+        return self._record(number, "report", report.step, clock, asdict(report), (report.step, report.value))
 
     def cut(self, number: int, seconds: float, tokens: int, clock: float = 0.0) -> Trial:
         """Records what a trial has spent in all, after a run that was killed."""
@@ -244,10 +244,21 @@ class Study:
         self._next += 1
         return {"order": self._next - 1, "clock": self.clock, **values}
 
-    def _record(self, number: int, kind: EventKind, key: int, clock: float, values: Mapping[str, Any]) -> Trial:
-        """Writes an event, and then what Optuna shows of it: a kill between the two is mended at the next opening."""
+    def _record(
+        self,
+        number: int,
+        kind: EventKind,
+        key: int,
+        clock: float,
+        values: Mapping[str, Any],
+        shown: tuple[int, float] | None = None,
+    ) -> Trial:
+        """Writes an event with what Optuna shows of it, but for a state: a kill before that is mended at the opening.
+
+        ``shown`` are step and value of a report.
+        """
         with storage_errors(self._location):
-            self._storage.set_trial_system_attr(self._ids[number], attribute_key(kind, key), self._event(clock, values))
+            add_event(self._storage, self._ids[number], attribute_key(kind, key), self._event(clock, values), shown)
         return self._replace(advance(self.trials[number], kind, values))
 
     def _replace(self, trial: Trial) -> Trial:
@@ -271,25 +282,20 @@ class Study:
             self.best = trial
 
     def _show_state(self, trial: Trial) -> None:
+        if not trial.ended:
+            with storage_errors(self._location):
+                show_running(self._storage, self._ids[trial.number], OPTUNA_STATES[trial.state])
+            return
         values = None if trial.latest is None or trial.values is None else list(trial.values)
         with storage_errors(self._location):
             if trial.error:
                 self._storage.set_trial_user_attr(self._ids[trial.number], "error", trial.error)
             self._storage.set_trial_state_values(self._ids[trial.number], OPTUNA_STATES[trial.state], values)
 
-    def _show_report(self, number: int, report: Report) -> None:
-        with storage_errors(self._location):
-            self._storage.set_trial_intermediate_value(self._ids[number], report.step, report.value)
-
     def _mend(self, stored: Sequence[FrozenTrial]) -> None:
-        """Shows events that were written in the instant of a kill."""
+        """Shows ends that were written in the instant of a kill."""
         for frozen, trial in zip(stored, self.trials, strict=True):
-            if frozen.state.is_finished():
-                continue
-            for report in trial.reports:
-                if report.step not in frozen.intermediate_values:
-                    self._show_report(trial.number, report)
-            if trial.ended:
+            if trial.ended and not frozen.state.is_finished():
                 self._show_state(trial)
 
 

@@ -18,7 +18,9 @@ BEST_FILE = "best.yaml"
 FRONT_FOLDER = "front"
 """The configs of all trials of the front, in the folder of a study with several objectives."""
 
-_EXPORT_SECONDS = 1.0
+_EXPORT_SECONDS = 1.0  # between exports, at least
+
+_EXPORT_SHARE = 50  # times as long as an export takes pass before the next, as it grows with the study
 
 _CHANGED = """\
 The settings of the best trial, {number}, changed while it ran, as it went on from checkpoints of others.
@@ -38,16 +40,18 @@ class StudyFiles:
         self._study, self._folder, self._to_config = study, folder, to_config
         self._written: Trial | None = None
         self._written_front: list[Trial] = []
-        self._last = 0.0
+        self._last, self._pause = 0.0, _EXPORT_SECONDS
 
     def __call__(self, trial: Trial) -> None:
         # Whole files are written anew: not for each of a thousand short trials.
-        is_due = time.monotonic() - self._last >= _EXPORT_SECONDS
+        is_due = time.monotonic() - self._last >= self._pause
         if trial.ended or is_due:
             self._write_best()
         if is_due:
+            began = time.monotonic()
             self._study.export()
             self._last = time.monotonic()
+            self._pause = max(_EXPORT_SECONDS, _EXPORT_SHARE * (self._last - began))
 
     def write(self) -> None:
         """Writes both."""

@@ -1,6 +1,8 @@
 """The folders of a study's trials, with their checkpoints."""
 
+import logging
 import shutil
+from collections.abc import Container
 from pathlib import Path
 
 from posttrain.store.errors import UserError
@@ -13,7 +15,9 @@ from posttrain.store.files import (
     temporary_folder,
 )
 from posttrain.tune.study import Study
-from posttrain.tune.trial import TrialState
+from posttrain.tune.trial import TrialState, rank
+
+log = logging.getLogger("posttrain")
 
 
 class TrialFolders:
@@ -28,6 +32,7 @@ class TrialFolders:
         self._study, self._folder = study, folder
         self._copies = folder / "copies"
         self._kept = self._best_finished()
+        self._largest = 0  # bytes of the largest folder of a paused trial
         remove_abandoned_folders(self._copies)
 
     def path(self, number: int) -> Path:
@@ -43,6 +48,32 @@ class TrialFolders:
             sync_tree(folder / target.name)
             (folder / target.name).replace(target)
             sync_folder(target.parent)
+
+    def make_room(self, running: int, needed: Container[int]) -> None:
+        """Removes folders of paused trials, the worst first, while the disk has no room for one more of each that runs.
+
+        A paused trial begins anew without, and comes to the same values: that costs time, a full disk the study.
+
+        Args:
+            running: the number of trials that run.
+            needed: trials whose folders stay, besides the best one's.
+        """
+        if shutil.disk_usage(self._folder).free >= running * self._largest:
+            return
+        best = self._study.best
+        paused = [trial for trial in self._study.trials if trial.state is TrialState.PAUSED]
+        for trial in sorted(paused, key=lambda trial: rank(trial, self._study.maximize), reverse=True):
+            if trial.number in needed or trial is best or not self.path(trial.number).exists():
+                continue
+            log.warning("  the disk is almost full: removed the checkpoint of trial %d, which is paused", trial.number)
+            remove_tree(self.path(trial.number))
+            if shutil.disk_usage(self._folder).free >= running * self._largest:
+                return
+
+    def measure(self, number: int) -> None:
+        """Notes what a paused trial takes of the disk."""
+        files = self.path(number).rglob("*")
+        self._largest = max(self._largest, sum(file.stat().st_size for file in files if file.is_file()))
 
     def clean_up(self, number: int) -> None:
         """Removes the folder of a trial that has ended, and of the best one before, unless it is the best one.
