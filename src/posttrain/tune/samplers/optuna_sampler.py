@@ -1,7 +1,8 @@
 """Optuna's samplers: they see a study's trials through a storage in memory, as this program's own study has them."""
 
+import math
 import warnings
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, ClassVar
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution
@@ -17,6 +18,9 @@ from posttrain.tune.space import Space
 from posttrain.tune.storage import to_distribution
 from posttrain.tune.trial import Trial, TrialState
 
+_CONSTRAINT = "constraints:settings"
+"""The attribute in which Optuna's trials have a constraint: above 0 it is broken."""
+
 _MAX_DRAWS = 10  # of one trial by a sampler, before random points are drawn until one meets the constraints
 
 
@@ -24,7 +28,9 @@ class OptunaSampler(Sampler):
     """Has a sampler of Optuna's propose trials.
 
     A paused trial is a pruned one to it, so that samplers learn from trials that the scheduler may still resume; with
-    several objectives they learn from finished trials alone. Where its proposals do not meet the constraints, a random
+    several objectives they learn from finished trials alone. A trial whose settings made it fail is one that breaks a
+    constraint, which Optuna's samplers for one or several objectives avoid; before a trial has a value they do not see
+    it, as nothing is better than it. Where its proposals do not meet the constraints, a random
     point that does is taken.
 
     Args:
@@ -42,8 +48,10 @@ class OptunaSampler(Sampler):
         self._signs = [-1.0 if item and len(self.directions) > 1 else 1.0 for item in self.directions]
         least = len(self.directions) > 1 or not self.maximize
         direction = StudyDirection.MINIMIZE if least else StudyDirection.MAXIMIZE
+        self._worst = [math.inf if least else -math.inf] * len(self.directions)
         self._storage.create_new_study([direction] * len(self.directions), "view")
         self._shown: list[Trial] = []
+        self._constrained = False  # whether trials are shown with a constraint
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal:
         self._update(trials)
@@ -81,6 +89,13 @@ class OptunaSampler(Sampler):
 
     def _update(self, trials: Sequence[Trial]) -> None:
         """Shows the sampler trials that are new or have changed."""
+        constrained = any(trial.has_bad_settings for trial in trials) and any(
+            trial.latest is not None for trial in trials
+        )
+        if constrained is not self._constrained:
+            self._constrained = constrained
+            self._shown.clear()
+            self._storage.trials.clear()
         for trial in trials:
             if trial.number < len(self._shown) and self._shown[trial.number] is trial:
                 continue
@@ -88,6 +103,12 @@ class OptunaSampler(Sampler):
             state, values = self._state(trial), None
             if state in _WITH_VALUE and trial.latest_values is not None:
                 values = [sign * value for sign, value in zip(self._signs, trial.latest_values, strict=True)]
+            elif state is OptunaState.COMPLETE:  # it has bad settings
+                values = self._worst
+            attributes = dict(trial.notes)
+            if self._constrained:
+                # Optuna's Gaussian process wants the constraint of all trials.
+                attributes[_CONSTRAINT] = 1.0 if trial.has_bad_settings else -1.0
             shown = _frozen(
                 trial.number,
                 state,
@@ -95,7 +116,7 @@ class OptunaSampler(Sampler):
                 {name: self._distributions[name] for name in trial.drawn},
                 values=values,
                 intermediate={report.step: report.value for report in trial.reports},
-                attributes=trial.notes,
+                attributes=attributes,
             )
             if trial.number < len(self._shown):
                 self._shown[trial.number], self._storage.trials[trial.number] = trial, shown
@@ -110,6 +131,8 @@ class OptunaSampler(Sampler):
     def _state(self, trial: Trial) -> OptunaState:
         if trial.state is TrialState.PAUSED and not trial.reports:
             return OptunaState.RUNNING
+        if self._constrained and trial.has_bad_settings:
+            return OptunaState.COMPLETE
         state = _STATES[trial.state]
         # Optuna compares pruned trials by one objective alone. As finished ones those that ended early would be on the
         # front for what little they have cost.
@@ -162,7 +185,7 @@ def _frozen(
     distributions: dict[str, BaseDistribution],
     values: Sequence[float] | None = None,
     intermediate: dict[int, float] | None = None,
-    attributes: Mapping[str, Any] | None = None,
+    attributes: dict[str, Any] | None = None,
 ) -> FrozenTrial:
     return FrozenTrial(
         number=number,
@@ -173,7 +196,7 @@ def _frozen(
         params=params,
         distributions=distributions,
         user_attrs={},
-        system_attrs=dict(attributes or {}),
+        system_attrs=attributes or {},
         intermediate_values=intermediate or {},
         datetime_start=None,
         datetime_complete=None,
