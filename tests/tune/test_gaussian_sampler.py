@@ -37,7 +37,7 @@ def trial(number: int, x: float, value: float | None, **values: Any) -> Trial:
     return Trial(number, {"x": x}, {"x": x}, state, value=value, **values)
 
 
-def search(acquisition: str, loss: Callable[[float], float], count: int, seed: int) -> list[Trial]:
+def search(acquisition: str, loss: Callable[[float], float | None], count: int, seed: int) -> list[Trial]:
     sampler = GaussianProcessSampler(LINE, seed, startup=4, acquisition=acquisition)
     trials: list[Trial] = []
     for number in range(count):
@@ -85,14 +85,40 @@ def test_the_exponent_follows_the_budget() -> None:
     assert costs[2] == 0
 
 
-def test_failures_push_the_search_away() -> None:
-    """The loss falls towards 1, but trials above 0.6 fail."""
-    trials = [trial(at, x, None if x > 0.6 else 1 - x) for at, x in enumerate(np.linspace(0, 1, 11))]
-    points = [GaussianProcessSampler(LINE, seed, startup=4).propose(11, trials).drawn["x"] for seed in range(5)]
-    assert max(points) < 0.7
-    without = [entry for entry in trials if entry.state is TrialState.FINISHED]
-    blind = GaussianProcessSampler(LINE, 0, startup=4).propose(len(without), without).drawn["x"]
-    assert blind > 0.8
+@pytest.mark.parametrize("acquisition", gaussian._ACQUISITIONS)
+def test_failures_push_the_search_away(acquisition: str) -> None:
+    """The loss falls towards 1, but trials above 0.6 fail; were they killed, nothing would keep the search away."""
+    trials = [trial(at, x, None if x > 0.6 else 1 - x, seconds=1.0) for at, x in enumerate(np.linspace(0, 1, 11))]
+
+    def points(trials: list[Trial]) -> list[float]:
+        samplers = [GaussianProcessSampler(LINE, seed, startup=4, acquisition=acquisition) for seed in range(3)]
+        return [sampler.propose(11, trials).drawn["x"] for sampler in samplers]
+
+    assert max(points(trials)) < 0.7
+    killed = [replace(entry, lost=entry.value is None) for entry in trials]
+    assert min(points(killed)) > 0.8 or acquisition == "pi"  # which stays near the best
+
+
+@pytest.mark.parametrize("acquisition", ["log_ei", "ucb"])
+def test_a_search_beside_settings_that_fail(acquisition: str) -> None:
+    """Beyond 0.5 all trials fail, and the least value would lie there: of three searches two leave it."""
+    runs = [search(acquisition, lambda x: None if x > 0.5 else (x - 0.7) ** 2, 20, seed) for seed in range(3)]
+    shares = [np.mean([entry.value is None for entry in trials[-8:]]) for trials in runs]
+    assert np.sum(np.array(shares) <= 0.5) >= 2, shares
+    assert all(min(abs(entry.drawn["x"] - 0.5) for entry in trials if entry.value) < 0.02 for trials in runs)
+
+
+def test_settings_that_a_limit_refuses_are_not_cheap() -> None:
+    """Trials take 10 seconds; those beyond 0.5 are refused within a millisecond, at step 0."""
+    trials = [
+        trial(at, x, None if x > 0.5 else x, seconds=1e-3 if x > 0.5 else 10.0)
+        for at, x in enumerate(np.linspace(0, 1, 12))
+    ]
+    cost = GaussianProcessSampler(LINE, 0, startup=4, acquisition="ei_per_second")._cost_model(
+        trials, np.random.default_rng(0)
+    )
+    assert cost is not None
+    np.testing.assert_allclose(cost(np.array([[0.2], [0.9]])), np.log(10), atol=1e-6)
 
 
 def test_what_runs_is_not_proposed_again() -> None:

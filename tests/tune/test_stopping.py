@@ -1,6 +1,7 @@
 """A study ends when little is to be gained, says so, and goes on with a larger budget; not while much remains."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,24 @@ def test_it_does_not_end_while_an_improvement_remains() -> None:
             ended[name] += bool(GainRule(LINE, Gain(0.05, False, "0.05"), Budget(), seed=seed).reason(trials))
     assert ended["left"] == 0
     assert ended["whole"] >= 7
+
+
+def test_settings_that_fail_promise_nothing() -> None:
+    """The loss falls towards 0.6, beyond which all trials fail: what it might be there does not go on for ever."""
+    points = [0.59, *np.linspace(0, 0.6, 13), *np.linspace(0.62, 1, 12)]
+    trials = [
+        Trial(n, {"x": x}, {"x": x}, TrialState.FAILED if x > 0.61 else TrialState.FINISHED)
+        for n, x in enumerate(points)
+    ]
+    trials = [
+        trial if trial.state is TrialState.FAILED else replace(trial, value=2 - trial.drawn["x"]) for trial in trials
+    ]
+    trials = sorted(trials, key=lambda trial: trial.value or 0.0)
+    trials = [replace(trial, number=number) for number, trial in enumerate(trials)]
+    gain = Gain(0.1, False, "0.1")
+    assert GainRule(LINE, gain, Budget()).reason(trials)
+    killed = [replace(trial, lost=trial.value is None) for trial in trials]
+    assert not GainRule(LINE, gain, Budget()).reason(killed)
 
 
 def test_a_new_best_goes_on() -> None:

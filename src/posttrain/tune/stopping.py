@@ -12,7 +12,7 @@ from posttrain.tune.acquisition import confidence_weight, upper_confidence_bound
 from posttrain.tune.budget import Budget, Gain
 from posttrain.tune.gaussian_process import encode_all
 from posttrain.tune.losses import newest_and_best, standardize
-from posttrain.tune.samplers.gaussian import GaussianProcessSampler
+from posttrain.tune.samplers.gaussian import GaussianProcessSampler, only_above
 from posttrain.tune.space import Space
 from posttrain.tune.trial import Trial
 
@@ -24,6 +24,8 @@ STOP_FILE = "stopped.json"
 _LEAST, _PER_PARAMETER = 10, 4  # trials with a value, before which the model is not trusted
 
 _PATIENCE = 3  # last trials that must not have the best
+
+_LEAST_SUCCESS = 0.1  # probability: with 90% none of the points that are left out would have a value
 
 _FURTHER = 5  # trials that a study runs at least, when it is resumed with another budget
 
@@ -38,7 +40,8 @@ class GainRule:
     """Stops a study when the regret of its best settings is below a threshold with 90% probability.
 
     The regret is at most the least upper confidence bound of the settings that were tried, less the least lower
-    confidence bound of the space (Makarova et al. 2022, arXiv:2104.08166, equation 4). The process is fitted to at
+    confidence bound of the space (Makarova et al. 2022, arXiv:2104.08166, equation 4), without points where a trial
+    fails with 90% probability. The process is fitted to at
     least ten trials, four a parameter, and the last three must not have the best. A study that was stopped and is
     resumed with another budget runs five more trials first. The bound holds as far as the process does: a dip that is
     much narrower than what the trials show is not expected.
@@ -111,7 +114,8 @@ class GainRule:
         def promise(points: np.ndarray) -> np.ndarray:
             return upper_confidence_bound(*predictor.predict(points), beta)
 
-        lowest = self._model.search(promise, [trials[best].drawn], generator)
+        feasible = only_above(promise, self._model.log_success(trials, generator), _LEAST_SUCCESS)
+        lowest = self._model.search(feasible, [trials[best].drawn], generator)
         mean, deviation = predictor.predict(encode_all(self._space, (trials[number].drawn for number in numbers)))
         upper = float((mean + np.sqrt(beta) * deviation).min())
         regret = scale * max(0.0, upper + float(promise(encode_all(self._space, [lowest]))[0]))

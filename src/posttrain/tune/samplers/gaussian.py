@@ -22,7 +22,7 @@ from posttrain.tune.parts import check_ranges
 from posttrain.tune.samplers.base import Directions, Proposal, Sampler
 from posttrain.tune.samplers.unit_cube import QuasiRandomSampler
 from posttrain.tune.space import Settings, Space
-from posttrain.tune.trial import Trial, TrialState
+from posttrain.tune.trial import Trial
 
 _CANDIDATES, _STARTS, _NEIGHBOURS = 1_000, 4, 60  # of the search for the greatest acquisition
 
@@ -40,11 +40,16 @@ _NEAR = 0.3  # correlation with the best above which a point counts as near it
 
 _EXACT = 1e-6  # share of noise where equal settings have equal values
 
+_LEAST_SUCCESS = 0.5  # probability, below which a point is not proposed
+
 _LOG_EI = "log_ei"
 
 PER_COST = ("ei_per_second", "ei_cooled")
 
 _ACQUISITIONS = (_LOG_EI, "ei", "pi", "ucb", *PER_COST)
+
+Score = Callable[[np.ndarray], np.ndarray]
+"""A function of encoded points, float64 [m, d], to float64 [m]."""
 
 
 class Predictor(Protocol):
@@ -91,8 +96,9 @@ class GaussianProcessSampler(Sampler):
     Values are those of finished trials, or at the greatest step that enough have reported; of diverged trainings they
     are cut, as these would hide all other differences. They are transformed to be nearer to a normal distribution, as
     in HEBO (Cowen-Rivers et al. 2020, arXiv:2012.03826): otherwise the many poor settings decide how the
-    process sees the few good ones. Where trials have failed, improvements count by the probability
-    that a trial does not, which a second process learns from failures and successes (Gardner et al. 2014).
+    process sees the few good ones. Where settings have made trials fail, improvements count by the probability
+    that a trial does not, which a second process learns from failures and successes (Gardner et al. 2014), and points
+    where a failure is more likely are left out: as the best improves, much would be expected of them alone.
     Conditional parameters that do not exist are in the middle of their range. Once the best has hardly improved for ten
     trials, most points are those with the greatest improvement of the best that lies elsewhere, which would otherwise
     wait until nothing at all is to be gained near the best; and each fifth, on average, is drawn at random: a process
@@ -103,7 +109,8 @@ class GaussianProcessSampler(Sampler):
         noise: whether equal settings may have different values.
         acquisition: ``log_ei``, ``ei``, ``pi`` or ``ucb``; ``ei_per_second`` divides the expected improvement by the
             predicted cost (Snoek et al. 2012, arXiv:1206.2944, section 3.2), ``ei_cooled`` by a power of it that falls
-            to 0 as the budget is used (Lee et al. 2020, arXiv:2003.10870). The cost of a trial is its seconds a step.
+            to 0 as the budget is used (Lee et al. 2020, arXiv:2003.10870). The cost of a trial that has not failed is
+            its seconds a step.
 
     Attributes:
         transform: whether losses are transformed; without it `fit` predicts differences of losses.
@@ -195,44 +202,52 @@ class GaussianProcessSampler(Sampler):
 
     def _score(
         self, predictor: Predictor, best: float, trials: Sequence[Trial], generator: np.random.Generator
-    ) -> Callable[[np.ndarray], np.ndarray]:
+    ) -> Score:
         """Returns the acquisition, a function of encoded points."""
-        if self._acquisition == "ucb":
-            beta = confidence_weight(len(trials), len(self.space.parameters))
-            return lambda points: upper_confidence_bound(*predictor.predict(points), beta)
-        feasible, cost = self._success_model(trials, generator), None
+        log_success, cost = self.log_success(trials, generator), None
+        beta = confidence_weight(len(trials), len(self.space.parameters))
         if self._acquisition in PER_COST:
             cost = self._cost_model(trials, generator)
 
         def score(points: np.ndarray) -> np.ndarray:
             mean, deviation = predictor.predict(points)
+            if self._acquisition == "ucb":
+                return upper_confidence_bound(mean, deviation, beta)
             improvement = log_probability_of_improvement if self._acquisition == "pi" else log_expected_improvement
             total = improvement(mean, deviation, best)
-            if feasible is not None:
-                # The sign of a regression on -1 and 1 (Rasmussen and Williams 2006, section 6.5).
-                mean, deviation = feasible.predict(points)
-                total = total + log_probability_of_improvement(-mean, deviation, 0.0)
+            if log_success is not None:
+                total = total + log_success(points)
             if cost is not None:
                 total = total - cost(points)
             return np.exp(total) if self._acquisition == "ei" else total
 
-        return score
+        return only_above(score, log_success, _LEAST_SUCCESS)
 
-    def _success_model(self, trials: Sequence[Trial], generator: np.random.Generator) -> Regression | None:
-        """Returns the regression of 1 for success and -1 for failure; None where no trial has failed, or all have."""
-        ended = [trial for trial in trials if trial.ended and trial.state is not TrialState.EXCLUDED][-MAX_ROWS:]
-        labels = np.array([-1.0 if trial.state is TrialState.FAILED else 1.0 for trial in ended])
+    def log_success(self, trials: Sequence[Trial], generator: np.random.Generator) -> Score | None:
+        """Returns the logarithm of the probability that a trial does not fail, a function of encoded points.
+
+        It learns from trials that have ended, but for those that were killed; None where none of them has failed by its
+        settings, or all have.
+        """
+        ended = [trial for trial in trials if trial.has_bad_settings or (trial.ended and trial.latest is not None)]
+        ended = ended[-MAX_ROWS:]
+        labels = np.array([-1.0 if trial.has_bad_settings else 1.0 for trial in ended])
         if len(np.unique(labels)) < 2:
             return None
-        return Regression(
-            fit_matern(encode_all(self.space, (trial.drawn for trial in ended)), labels, generator), labels
-        )
+        process = fit_matern(encode_all(self.space, (trial.drawn for trial in ended)), labels, generator)
+        model = Regression(process, labels)
 
-    def _cost_model(
-        self, trials: Sequence[Trial], generator: np.random.Generator
-    ) -> Callable[[np.ndarray], np.ndarray] | None:
+        def log_probability(points: np.ndarray) -> np.ndarray:
+            # The sign of a regression on -1 and 1 (Rasmussen and Williams 2006, section 6.5).
+            mean, deviation = model.predict(points)
+            return log_probability_of_improvement(-mean, deviation, 0.0)
+
+        return log_probability
+
+    def _cost_model(self, trials: Sequence[Trial], generator: np.random.Generator) -> Score | None:
         """Returns the logarithm of the predicted cost to the power of the exponent; None before any is known."""
-        known = [trial for trial in trials if trial.seconds > 0 and trial.state is not TrialState.EXCLUDED]
+        # Settings that a limit refuses at once are not cheap, nor are steps that a run did before it was killed dear.
+        known = [trial for trial in trials if trial.seconds > 0 and trial.latest is not None]
         if len(known) < 2:
             return None
         first = known[: self._startup]
@@ -249,7 +264,7 @@ class GaussianProcessSampler(Sampler):
 
     def search(
         self,
-        score: Callable[[np.ndarray], np.ndarray],
+        score: Score,
         starts: Sequence[Settings],
         generator: np.random.Generator,
         tried: Sequence[Settings] = (),
@@ -287,9 +302,14 @@ class GaussianProcessSampler(Sampler):
         return [*draw_near(self.space, drawn, _NEIGHBOURS, radius, generator, _CHANGED)]
 
 
-def _only_far(
-    score: Callable[[np.ndarray], np.ndarray], predictor: Predictor, center: np.ndarray
-) -> Callable[[np.ndarray], np.ndarray]:
+def only_above(score: Score, log_probability: Score | None, least: float) -> Score:
+    """Returns the score without points whose probability is less than the least; None: as it is."""
+    if log_probability is None:
+        return score
+    return lambda points: np.where(log_probability(points) >= math.log(least), score(points), -np.inf)
+
+
+def _only_far(score: Score, predictor: Predictor, center: np.ndarray) -> Score:
     """Returns the score without points near a center, float64 [d]."""
     return lambda points: np.where(predictor.correlation(points, center) < _NEAR, score(points), -np.inf)
 
