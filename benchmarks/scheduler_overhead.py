@@ -1,23 +1,30 @@
 """Measures how long a scheduler takes for a decision when a study has many trials, beside Optuna's pruners.
 
-    python benchmarks/scheduler_overhead.py [--trials 10000]
+    python benchmarks/scheduler_overhead.py [--trials 10000] [--rows NAME ...]
 
 Ours: each call of ``choose``, ``started``, ``report`` and ``ended`` of a study on made-up curves. Optuna's: a report
-and ``should_prune`` of a trial in a study in memory; its pruners look at all trials. Times are of the thread's own
+and ``should_prune`` of a trial in a study in memory; its pruners look at all trials. A row of the driver has all that a
+study does between two reports of its trials: the decision, what to run next, the sampler's settings of a trial that
+starts, and what is written, in memory or into ``study.db``. Times are of the thread's own
 processor time, in milliseconds, so that other programs do not count. ``last`` is the median over the last tenth of the
 trials, when the study is largest. Python's garbage collector is off: what it walks is this script's own record.
 """
 
 import argparse
 import gc
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
 
 from posttrain.testing.schedulers import SchedulerRun
+from posttrain.tune.api import optimize
+from posttrain.tune.backends.base import Handler
+from posttrain.tune.backends.simulated import CurvePoint, SimulatedBackend
 from posttrain.tune.curves import extrapolate
 from posttrain.tune.schedulers.base import Decision, Scheduler
 from posttrain.tune.schedulers.moasha import MoAsha
@@ -62,6 +69,42 @@ def measure(scheduler: Scheduler, trials: int) -> list[float]:
     return times
 
 
+class TimedBackend(SimulatedBackend):
+    """Measures the milliseconds of the study's own work for each of its trials' reports."""
+
+    def __init__(self) -> None:
+        super().__init__(self._curve_of, workers=4)
+        self.times: list[float] = []
+        self._count, self._free = 0, time.thread_time()
+
+    def wait(self, handler: Handler, seconds: float | None = None) -> None:
+        spent = time.thread_time() - self._free  # what runs next
+        timed_report: list[float] = []
+        report, ended = timed(handler.report, timed_report), timed(handler.ended, timed_report)
+        super().wait(SimpleNamespace(report=report, ended=ended), seconds)  # type: ignore[arg-type]
+        self.times.append(1000 * spent + sum(timed_report))
+        self._free = time.thread_time()
+
+    def _curve_of(self, settings: Mapping[str, Any]) -> Iterator[CurvePoint]:
+        number, self._count = self._count, self._count + 1
+        return (CurvePoint(value(number, step)) for step in range(1, STEPS + 1))
+
+
+def measure_driver(scheduler: str, trials: int, *, kept: bool = False) -> list[float]:
+    """Returns the milliseconds of a whole study for each report, in memory or kept in a folder."""
+    backend = TimedBackend()
+    with tempfile.TemporaryDirectory() as folder:
+        optimize(
+            lambda: backend,
+            {"rate": {"float": [1e-5, 1e-2], "log": True}, "share": {"float": [0, 1]}},
+            budget=f"{trials} trials",
+            sampler=None if scheduler in ("pbt", "pb2") else "random",
+            scheduler={"name": scheduler, "max_resource": STEPS},
+            out=folder if kept else None,
+        )
+    return backend.times
+
+
 def measure_optuna(pruner: optuna.pruners.BasePruner, trials: int) -> list[float]:
     """Returns the milliseconds of each report with its decision."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -87,6 +130,7 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=10_000)
+    parser.add_argument("--rows", nargs="+", default=[], help="of the table; all by default")
     options = parser.parse_args()
     count: int = options.trials
     gc.disable()
@@ -94,7 +138,7 @@ def main() -> None:
     print("| scheduler | decisions | median, ms | last, ms | most, ms |\n| --- | ---: | ---: | ---: | ---: |")
     rows: dict[str, Callable[[], list[float]]] = {
         name: lambda name=name: measure(make_scheduler({"name": name, "max_resource": STEPS}), count)  # type: ignore[misc]
-        for name in ("asha", "successive_halving", "hyperband", "early_stopping")
+        for name in ("asha", "successive_halving", "hyperband", "early_stopping", "pbt")
     }
     rows["successive_halving, one bracket"] = lambda: measure(
         make_scheduler({"name": "successive_halving", "max_resource": STEPS, "trials": count}), count
@@ -104,9 +148,16 @@ def main() -> None:
     rows[f"extrapolation, {count // 10:,} trials"] = lambda: measure(
         make_scheduler({"name": "extrapolation", "max_resource": STEPS}), count // 10
     )
+    rows["driver, asha"] = lambda: measure_driver("asha", count)
+    rows["driver and study.db, asha"] = lambda: measure_driver("asha", count, kept=True)
+    rows["driver, pbt"] = lambda: measure_driver("pbt", count)
+    # Each child has a Gaussian process fitted: a hundredth of the trials shows its cost.
+    rows[f"driver, pb2, {count // 100:,} trials"] = lambda: measure_driver("pb2", count // 100)
     pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
     rows["Optuna, successive halving"] = lambda: measure_optuna(pruner, count)
     for name, run in rows.items():
+        if options.rows and name not in options.rows:
+            continue
         times = run()
         last = median(times[-max(1, len(times) // 10) :])
         print(f"| {name} | {len(times):,} | {median(times):.3f} | {last:.3f} | {max(times):.2f} |", flush=True)
