@@ -1,11 +1,15 @@
 """Warnings about spaces, and the wider spaces that they offer."""
 
+import logging
+
 import pytest
 
-from posttrain.tune.lint import check_edges, check_space
+from posttrain.tune import TrialContext, minimize
+from posttrain.tune.budget import Budget
+from posttrain.tune.lint import SizeCheck, check_edges, check_space
 from posttrain.tune.parameters import Choice, Float, Int, Parameter
 from posttrain.tune.space import Space
-from posttrain.tune.trial import Trial
+from posttrain.tune.trial import Trial, TrialState
 
 
 def test_a_space_too_large_for_its_budget() -> None:
@@ -19,7 +23,69 @@ def test_a_space_too_large_for_its_budget() -> None:
 def test_a_finite_space_needs_no_more_trials_than_points() -> None:
     space = Space({"a": Choice([1, 2]), "b": Int(1, 3)})
     assert not check_space(space, 6)
-    assert check_space(space, 5)
+    (warning,) = check_space(space, 1)
+    assert warning.text == "1 trial is few for 2 parameters, as a rule wants 6; fix some or narrow them"
+    (warning,) = check_space(Space({"a": Float(0, 1)}), 5)
+    assert warning.text == "5 trials are few for 1 parameter, as a rule wants 10; fix some or narrow them"
+
+
+@pytest.mark.parametrize(
+    ("budget", "workers", "count"),
+    [
+        ("100s", 1, 25),
+        ("100s", 2, None),
+        ("2k tokens", 1, 20),
+        ("60 trials, 100s", 1, 25),
+        ("120s", 1, None),
+        ("10 trials", 1, None),  # which was said before
+    ],
+)
+def test_costs_say_how_many_trials_a_budget_holds(budget: str, workers: int, count: int | None) -> None:
+    """Trials cost 4 seconds and 100 tokens; three parameters take 30."""
+    check = SizeCheck(Space({name: Float(0, 1) for name in "abc"}), Budget.read(budget), workers)
+    trials = [Trial(n, {}, {}, TrialState.FINISHED, value=1.0, seconds=4.0, tokens=100) for n in range(6)]
+    refused = [Trial(n, {}, {}, TrialState.FAILED, seconds=0.001) for n in range(4)]
+    assert check([*trials[:4], *refused]) is None
+    warning = check(trials[:5])
+    assert (None if warning is None else warning.text) == (
+        None
+        if count is None
+        else f"the budget holds about {count} trials, as the first 5 cost: few for 3 parameters, "
+        "as a rule wants 30; fix some or narrow them"
+    )
+    assert check(trials) is None
+
+
+def test_a_study_says_once_that_its_budget_is_small(caplog: pytest.LogCaptureFixture) -> None:
+    def function(trial: TrialContext) -> None:
+        trial.report(1, trial["a"], tokens=100)
+
+    with caplog.at_level(logging.WARNING, "posttrain"):
+        minimize(function, {"a": Float(0, 1)}, budget="800 tokens", sampler="random")
+    assert caplog.text.count("the budget holds about 8 trials, as the first 5 cost: few for 1 parameter") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high", "expected"),
+    [
+        ("train.learning_rate", 0, 0.01, True),
+        ("train.learning_rate", 1e-5, 9e-4, True),
+        ("train.learning_rate", 1e-4, 5e-4, False),
+        ("train.optimizer.weight_decay", 0, 0.1, True),
+        ("train.dpo.beta", 0.01, 0.5, True),
+        ("train.simpo.beta", 2, 10, False),
+        ("train.distillation.beta", 0.05, 0.95, False),
+        ("lr", 1e-4, 1e-2, True),
+        ("model.kl_coefficient", 0, 0.1, True),
+        ("train.lora.dropout", 0, 0.1, False),
+    ],
+)
+def test_names_that_are_always_logarithmic(name: str, low: float, high: float, expected: bool) -> None:
+    warnings = check_space(Space({name: Float(low, high)}))
+    assert bool(warnings) is expected
+    if warnings:
+        assert warnings[0].text.endswith("try `log: true`" if low else "try `log: true` with a lower end above 0")
+    assert not check_space(Space({name: Float(low or 1e-6, high, log=True)}))
 
 
 @pytest.mark.parametrize(

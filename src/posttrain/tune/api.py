@@ -15,7 +15,7 @@ from posttrain.tune.backends.base import Backend, TrialFunction
 from posttrain.tune.backends.registry import check_engine, open_backend
 from posttrain.tune.budget import Budget, Price, read_gain
 from posttrain.tune.driver import Driver
-from posttrain.tune.lint import check_edges, check_space
+from posttrain.tune.lint import SizeCheck, check_edges, check_space
 from posttrain.tune.objectives import KNEE, Objective, Objectives, read_objectives
 from posttrain.tune.progress import ProgressLines
 from posttrain.tune.samplers.base import Sampler, SearchContext
@@ -305,13 +305,18 @@ def optimize(
         keep_task()
         for warning in check_space(space, budget.trials):
             log.warning("  %s", warning.text)
-        chosen_sampler.begin(SearchContext(budget, backend.workers, backend.devices, warm_start.sources))
+        chosen_sampler.begin(
+            SearchContext(budget, backend.workers, backend.devices, warm_start.sources, defaults or {})
+        )
         driver = Driver(study, chosen_sampler, chosen_scheduler, backend, budget, trials_folder, seed, rule)
         lines = ProgressLines(study, budget, lambda: driver.spent)
+        size_check = SizeCheck(space, budget, backend.workers)
 
         def observe(trial: Trial) -> None:
             files(trial)
             lines(trial)
+            if (warning := size_check(study.trials)) is not None:
+                log.warning("  %s", warning.text)
 
         try:
             driver.run(observe, lines.show_time)

@@ -1,16 +1,31 @@
 """Warnings about a search space: too large for its budget, linear in place of logarithmic, the best on an edge."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from posttrain.tune.budget import Budget, count_trials
 from posttrain.tune.parameters import Choice, Float, Int, Parameter, is_number
 from posttrain.tune.space import Space
-from posttrain.tune.trial import Trial
+from posttrain.tune.spaces import READY
+from posttrain.tune.trial import Trial, TrialState
 
 _TRIALS_PER_PARAMETER = 10  # the rule n = 10 d for computer experiments (Loeppky, Sacks and Welch 2009)
 
 _LINEAR_RATIO = 100  # between the ends of a linear range, above which most draws lie in the last tenth
+
+_LOGARITHMIC = frozenset(
+    name for part in READY.values() for name, entry in part.entries.items() if isinstance(entry, Float) and entry.log
+)
+"""Keys of a training whose usual range is logarithmic: rates, weight decay, KL coefficients."""
+
+_LOGARITHMIC_NAMES = frozenset({"lr", "learning_rate", "weight_decay", "kl", "kl_coefficient"})
+"""The last part of names of which the same holds, also those of a function's own settings."""
+
+_LOGARITHMIC_RATIO = 10  # between the ends of such a range, above which it should be logarithmic
+
+_FIRST = 5  # trials, whose costs say how many a budget holds
 
 _EDGE = 0.02  # share of a range that counts as its edge
 
@@ -36,22 +51,59 @@ def check_space(space: Space, trials: int | None = None) -> list[SpaceWarning]:
         trials: that the budget allows; None where that is not known.
     """
     warnings = []
-    count = len(space.parameters)
     if trials is not None and trials < wanted_trials(space):
-        wanted = _TRIALS_PER_PARAMETER * count
-        text = f"{trials} trials are few for {count} parameters, as a rule wants {wanted}; fix some or narrow them"
-        warnings.append(SpaceWarning("", text))
+        text = f"{count_trials(trials)} {'is' if trials == 1 else 'are'} few for {_few_for(space)}"
+        warnings.append(SpaceWarning("", f"{text}; fix some or narrow them"))
     for name, parameter in space.parameters.items():
         if not isinstance(parameter, Float | Int) or parameter.log:
             continue
         low, high = parameter.low, parameter.high
-        if 0 < _LINEAR_RATIO * low <= high:
+        usually_log = name in _LOGARITHMIC or name.rpartition(".")[2] in _LOGARITHMIC_NAMES
+        if 0 < _LINEAR_RATIO * low <= high or (usually_log and 0 <= _LOGARITHMIC_RATIO * low <= high):
             tenth = low + (high - low) / 10
-            text = (
-                f"`{name}` from {low:g} to {high:g} is linear: of ten trials nine lie above {tenth:g}; try `log: true`"
-            )
+            fix = "try `log: true`" if low > 0 else "try `log: true` with a lower end above 0"
+            text = f"`{name}` from {low:g} to {high:g} is linear: of ten trials nine lie above {tenth:g}; {fix}"
             warnings.append(SpaceWarning(name, text))
     return warnings
+
+
+class SizeCheck:
+    """Compares a space with the number of trials that a budget of seconds, tokens or money holds.
+
+    Called with all trials, it returns a warning once the costs of the first ones say that the budget holds too few, and
+    None from then on. Where the number of trials is itself too small, `check_space` has said so.
+
+    Args:
+        space: what is searched.
+        budget: of the study.
+        workers: trials at a time.
+    """
+
+    def __init__(self, space: Space, budget: Budget, workers: int = 1) -> None:
+        self._space, self._budget, self._workers = space, budget, workers
+        self._wanted = wanted_trials(space)
+        self._done = budget.trials is not None and budget.trials < self._wanted
+
+    def __call__(self, trials: Sequence[Trial]) -> SpaceWarning | None:
+        if self._done:
+            return None
+        # Settings that a limit refuses at once say nothing of the costs.
+        known = [trial for trial in trials if trial.latest is not None and trial.state is not TrialState.RUNNING]
+        if len(known) < _FIRST:
+            return None
+        self._done = True
+        share = self._budget.share(known, self._workers)
+        if len(known) >= share * self._wanted:
+            return None
+        count = count_trials(max(len(known), int(len(known) / share)))
+        text = f"the budget holds about {count}, as the first {len(known)} cost: few for {_few_for(self._space)}"
+        return SpaceWarning("", f"{text}; fix some or narrow them")
+
+
+def _few_for(space: Space) -> str:
+    count = len(space.parameters)
+    parameters = f"{count} parameter{'' if count == 1 else 's'}"
+    return f"{parameters}, as a rule wants {wanted_trials(space)}"
 
 
 def wanted_trials(space: Space) -> int:

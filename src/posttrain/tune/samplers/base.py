@@ -41,12 +41,14 @@ class SearchContext:
         workers: trials at a time.
         devices: that these share; None: each trial has its own.
         sources: finished studies that it may learn from, the nearest first.
+        defaults: values of parameters that these may lack, with which their trials were run.
     """
 
     budget: Budget = field(default_factory=Budget)
     workers: int = 1
     devices: int | None = None
     sources: Sequence["PastStudy"] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Sampler(ABC):

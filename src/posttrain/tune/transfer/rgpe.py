@@ -62,7 +62,9 @@ class RgpeSampler(GaussianProcessSampler):
         for study in context.sources:
             losses = study.losses()
             numbers = newest_and_best(losses)
-            drawn = {number: carry_over(study.trials[number].settings, self.space) for number in numbers}
+            drawn = {
+                number: carry_over(study.trials[number].settings, self.space, context.defaults) for number in numbers
+            }
             points = {number: point for number, point in drawn.items() if point is not None}
             if len(points) < _LEAST:
                 continue

@@ -192,7 +192,7 @@ class WarmStartPoints(InitialPoints):
             losses = study.losses()
             order = sorted(losses, key=lambda number: (losses[number], number))
             for position, number in enumerate(order):
-                drawn = carry_over(study.trials[number].settings, self.space)
+                drawn = carry_over(study.trials[number].settings, self.space, self.context.defaults)
                 if drawn is not None and len(order) > 1:
                     features = [study.task.features[name] for name in names]
                     rows.append([*features, *encode(self.space, drawn)])
