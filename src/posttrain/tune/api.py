@@ -144,9 +144,9 @@ def minimize(
         budget: such as ``"50 trials"``, ``"30m"``, ``"2M tokens"``, ``"2 gpu-hours"``, several with commas, or a number
             of trials.
         sampler: ``random``, ``grid``, ``quasi_random``, ``tpe``, ``bohb``, ``gp``, ``rgpe``, ``cmaes``,
-            ``evolutionary``, ``nsga2``, ``nsga3`` or ``staged``, or a mapping of ``name`` and options, or a new
-            `Sampler`. By default ``tpe``, or the one that belongs to a scheduler of populations: ``perturb`` to
-            ``pbt``, ``pb2`` to ``pb2``.
+            ``evolutionary``, ``nsga2``, ``nsga3``, ``regularized_evolution`` or ``staged``, or a mapping of ``name``
+            and options, or a new `Sampler`. By default ``tpe``, or the one that belongs to a scheduler of populations:
+            ``perturb`` to ``pbt``, ``pb2`` to ``pb2``.
         scheduler: ``none``, ``successive_halving``, ``asha``, ``moasha``, ``hyperband``, ``early_stopping``,
             ``extrapolation``, ``pbt`` or ``pb2``, with options such as ``{"name": "asha", "max_resource": 27}``, or a
             new `Scheduler`.
