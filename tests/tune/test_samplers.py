@@ -1,6 +1,7 @@
 """Every sampler passes the contract and finds the least value; grids and sequences are what they say."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,8 @@ class TestInitialPoints(SamplerContract):
         )
 
 
+LINE = Space({"x": Float(-5, 5)})
+
 PLANE = Space({"x": Float(-5, 5), "y": Float(1e-4, 1, log=True)})
 
 
@@ -142,6 +145,23 @@ def test_samplers_that_learn_beat_random(name: str, count: int) -> None:
 @pytest.mark.slow
 def test_the_gaussian_process_comes_close_to_the_least_value() -> None:
     assert median_least("gp", 18, 3) < 0.01
+
+
+def test_tpe_keeps_workers_apart() -> None:
+    """Seven workers ask at once; if the sampler does not see what runs, more of their points lie close together."""
+    near = {True: 0, False: 0}
+    for seed in range(4):
+        sampler, trials = make_sampler("tpe", LINE, seed), search(make_sampler("random", PLANE, seed), 25)
+        trials = [replace(trial, drawn={"x": trial.drawn["x"]}, settings={"x": trial.drawn["x"]}) for trial in trials]
+        for known in near:
+            running: list[Trial] = []
+            for number in range(25, 32):
+                proposal = sampler.propose(number, [*trials, *running] if known else trials)
+                assert proposal is not None
+                running.append(Trial(number, proposal.drawn, proposal.drawn, notes=proposal.notes))
+            points = np.sort([trial.drawn["x"] for trial in running])
+            near[known] += int((np.diff(points) < 0.1).sum())
+    assert near[True] < 0.6 * near[False], near
 
 
 def test_cmaes_converges() -> None:

@@ -47,7 +47,7 @@ def make_sampler(value: Any, space: Space, seed: int = 0, maximize: Directions =
 
 def tpe(space: Space, seed: int, maximize: Directions, startup: int = 10) -> Sampler:
     """Returns the tree-structured Parzen estimator (Bergstra et al. 2011), multivariate, with groups of conditional
-    parameters.
+    parameters; trials that run count as bad ones (the constant liar), so that workers do not try the same point.
 
     Args:
         startup: trials that are drawn at random first.
@@ -61,5 +61,5 @@ def tpe(space: Space, seed: int, maximize: Directions, startup: int = 10) -> Sam
         space,
         seed,
         maximize,
-        lambda seed: TPESampler(seed=seed, n_startup_trials=startup, multivariate=True, group=True),
+        lambda seed: TPESampler(seed=seed, n_startup_trials=startup, multivariate=True, group=True, constant_liar=True),
     )
