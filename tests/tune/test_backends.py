@@ -15,7 +15,7 @@ import pytest
 from slurm_cluster import slurm_cluster
 
 from posttrain.jobs.engines import start_ray
-from posttrain.store.errors import UserError
+from posttrain.store.errors import UserError, WorkError
 from posttrain.testing.backends import BackendContract, MakeBackend, RecordingHandler, count_up, run_jobs, show_life
 from posttrain.tune import Float, Int, minimize
 from posttrain.tune.backends.base import Job
@@ -23,7 +23,7 @@ from posttrain.tune.backends.connected import ConnectedBackend
 from posttrain.tune.backends.inline import InlineBackend
 from posttrain.tune.backends.processes import ProcessBackend
 from posttrain.tune.backends.ray_cluster import RayBackend, RayProcess
-from posttrain.tune.backends.simulated import CurvePoint, RecordedCurves, SimulatedBackend
+from posttrain.tune.backends.simulated import CurvePoint, SimulatedBackend
 from posttrain.tune.backends.slurm import SlurmBackend
 from posttrain.tune.context import TrialContext
 from posttrain.tune.schedulers.base import Decision
@@ -183,17 +183,13 @@ def test_a_simulated_wait_ends_in_time(tmp_path: Path) -> None:
     assert (backend.clock(), len(handler.reports[0])) == (10.0, 1)
 
 
-def test_recorded_curves() -> None:
-    curves = RecordedCurves([({"x": 1, "y": 2}, [(0.5, 1.0)]), ({"x": 2, "y": 2}, [(0.4, 2.0, 7)])], names=["x"])  # type: ignore[list-item]
-    assert curves({"x": 2, "y": 9, "z": 1}) == [CurvePoint(0.4, 2.0, 7)]
-    with pytest.raises(UserError, match="no curve was recorded"):
-        curves({"x": 3})
-
-
 def test_a_broken_curve_is_a_failed_trial(tmp_path: Path) -> None:
+    def unknown(settings: object) -> list[CurvePoint]:
+        raise LookupError(f"no curve was recorded with {settings}")
+
     handler = RecordingHandler()
-    run_jobs(SimulatedBackend(RecordedCurves([])), [job(tmp_path, 0, x=1)], handler)
-    assert handler.outcomes[0][0].error.startswith("curves: no curve was recorded")
+    run_jobs(SimulatedBackend(unknown), [job(tmp_path, 0, x=1)], handler)
+    assert handler.outcomes[0][0].error == "LookupError: no curve was recorded with {'x': 1}"
 
 
 def test_inline_runs_the_function_here(tmp_path: Path) -> None:
@@ -323,6 +319,15 @@ def test_slurm_that_refuses(slurm: None, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match="--engine: Slurm's sbatch is not here; run it where jobs are submitted"):
         SlurmBackend(count_up, 1)
+
+
+def test_a_worker_that_cannot_be_started_ends_the_study(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def launch(*arguments: object) -> None:
+        raise WorkError("no more processes")
+
+    monkeypatch.setattr(ProcessBackend, "launch", launch)
+    with pytest.raises(WorkError, match="no more processes"):
+        minimize(count_up, {"x": Float(0, 1)}, budget=2, engine="processes", workers=1, out=tmp_path)
 
 
 @pytest.mark.slow

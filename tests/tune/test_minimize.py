@@ -1,7 +1,6 @@
 """``minimize``: the same trials from one seed, from one session or several, whatever a trial does."""
 
 import json
-import math
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from posttrain.store.errors import UserError, WorkError
+from posttrain.store.errors import UserError
 from posttrain.tune import Choice, Float, Int, TrialContext, TuneResult, minimize
 from posttrain.tune.api import optimize
 from posttrain.tune.backends.inline import InlineBackend
@@ -151,65 +150,6 @@ def check_folders(result: TuneResult, folder: Path) -> None:
     assert kept == {trial.number for trial in result.trials if not trial.ended} | {result.best.number}
 
 
-@pytest.mark.parametrize(
-    ("outcome", "error"),
-    [
-        (math.nan, "its value is nan"),
-        (math.inf, "its value is inf"),
-        (None, "it reported no value and returned none"),
-        (ValueError("bad\nluck"), "ValueError: bad luck"),
-        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "out of memory: CUDA out of memory"),
-        (MemoryError(), "out of memory"),
-        ("text", "ValueError: could not convert string to float"),
-    ],
-)
-def test_failures_are_recorded_and_the_study_goes_on(outcome: Any, error: str) -> None:
-    def function(trial: TrialContext) -> Any:
-        if trial.number % 2 == 0:
-            if isinstance(outcome, Exception):
-                raise outcome
-            return outcome
-        return trial["x"]
-
-    result = minimize(function, SPACE, budget=8, sampler="random")
-    for trial in result.trials:
-        assert (trial.state is TrialState.FAILED) == (trial.number % 2 == 0)
-        assert trial.error.startswith(error) if trial.number % 2 == 0 else not trial.error
-    assert result.best is not None
-    assert result.best.number % 2 == 1
-
-
-def test_a_reported_nan_fails_the_trial_at_once() -> None:
-    reached = []
-
-    def function(trial: TrialContext) -> float:
-        trial.report(1, 0.5)
-        trial.report(2, math.nan if trial.number == 0 else 0.1)
-        reached.append(trial.number)
-        return 0.1
-
-    result = minimize(function, SPACE, budget=3, scheduler=ASHA | {"min_resource": 9})
-    assert result.trials[0].error == "the value at step 2 is nan"
-    assert reached == [1, 2]
-    assert result.best is not None
-    assert result.best.number == 1
-
-
-def test_a_study_whose_first_trials_all_fail_ends() -> None:
-    def function(trial: TrialContext) -> float:
-        raise FileNotFoundError("train.jsonl")
-
-    with pytest.raises(WorkError, match=r"the first 5 trials have failed; the last: FileNotFoundError: train\.jsonl"):
-        minimize(function, SPACE, budget=50)
-
-
-def test_a_result_without_a_value_says_why() -> None:
-    result = minimize(lambda trial: math.nan, SPACE, budget=2)
-    assert result.best is None
-    with pytest.raises(ValueError, match="no trial has a value: its value is nan"):
-        _ = result.value
-
-
 def test_a_budget_of_tokens_pauses_trials(tmp_path: Path) -> None:
     result = minimize(anytime, SPACE, budget="1k tokens", out=tmp_path, seed=2)
     assert sum(trial.tokens for trial in result.trials) == 1000
@@ -319,29 +259,6 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     assert minimize(function, SPACE, budget=1, out=tmp_path).value == 1.0
 
 
-def test_a_trial_cannot_report_nonsense() -> None:
-    def function(trial: TrialContext) -> None:
-        trial.report([0, -1, 1.5][trial.number], 0.1)  # type: ignore[arg-type]
-
-    result = minimize(function, SPACE, budget=3)
-    assert all("a step is a positive integer" in trial.error for trial in result.trials)
-
-
-def test_a_function_that_swallows_exceptions_is_ended_all_the_same() -> None:
-    steps: list[int] = []
-
-    def function(trial: TrialContext) -> None:
-        for step in range(1, 10):
-            try:
-                trial.report(step, 1.0)
-            except Exception:  # noqa: BLE001
-                raise AssertionError from None
-            steps.append(step)
-
-    minimize(function, SPACE, budget=1, scheduler=ASHA)
-    assert steps == []
-
-
 def test_initial_points_are_tried_first(tmp_path: Path) -> None:
     best = {"x": 0.3, "depth": 5, "kind": "b"}
     result = minimize(quadratic, SPACE, budget="3 trials", initial=[best, {**best, "x": 0.9}], out=tmp_path / "study")
@@ -415,11 +332,3 @@ def test_checkpoints_of_another_study_are_not_gone_on_from(tmp_path: Path) -> No
     (tmp_path / "study.db").unlink()
     with pytest.raises(UserError, match=r"has the folder of trial \d, and the study 0 trials"):
         minimize(anytime, SPACE, budget=3, out=tmp_path, scheduler=ASHA, seed=1)
-
-
-def test_where_a_function_failed_is_kept(tmp_path: Path) -> None:
-    def function(trial: TrialContext) -> float:
-        return 1.0 if trial.number else {}["y"]
-
-    assert minimize(function, SPACE, budget=2, out=tmp_path).trials[0].error == "KeyError: 'y'"
-    assert 'return 1.0 if trial.number else {}["y"]' in (tmp_path / "trials" / "errors" / "0000.txt").read_text()

@@ -6,9 +6,7 @@
 import json
 import logging
 import math
-import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
+from posttrain.jobs.process_group import ProcessGroup
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.files import disk_errors, make_folder, remove_tree
@@ -134,15 +133,11 @@ class TrialRunner:
         warm = 2 if with_settings(self._config, settings).compile else 1
         self._write(settings, warm)
         with disk_errors(self._folder), (self._folder / _LOG).open("wb") as log:
-            process = subprocess.Popen(
-                [*self._command, str(self._folder)], stdout=log, stderr=log, start_new_session=True
-            )
+            process = ProcessGroup([*self._command, str(self._folder)], log)
         try:
             ended = self._wait(process, warm, floor, began + seconds)
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)  # the whole group: data workers would outlive it
-                process.wait()
+            process.kill()
         return self._read(settings, warm, ended, time.monotonic() - began)
 
     def _write(self, settings: Settings, warm: int) -> None:
@@ -173,11 +168,11 @@ class TrialRunner:
             (self._folder / _SPEC).write_text(json.dumps(spec), encoding="utf-8")
             parquet.write_table(self._records, self._folder / "records.parquet")
 
-    def _wait(self, process: "subprocess.Popen[bytes]", warm: int, floor: float, until: float) -> int | None:
+    def _wait(self, process: ProcessGroup, warm: int, floor: float, until: float) -> int | None:
         """Waits for the exit code; None if the trial is out of time or clearly slower."""
         while time.monotonic() < until:
-            with suppress(subprocess.TimeoutExpired):
-                return process.wait(_POLL_SECONDS)
+            if (code := process.wait(_POLL_SECONDS)) is not None:
+                return code
             counted = self._lines()[warm:]
             # The fastest step is compared: a single slow one, on a shared machine, does not end a trial.
             if len(counted) >= 2 and max(line["tokens_per_second"] for line in counted) < floor:

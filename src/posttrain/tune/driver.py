@@ -390,8 +390,8 @@ class Driver:
 
     @property
     def _remaining(self) -> int:
-        """The number of trials that run, and are not about to pause."""
-        return sum(number not in self._interrupted for number in self._running)
+        """The number of trials that run, and are not about to pause or to end."""
+        return sum(self._study.trials[number].state is TrialState.RUNNING for number in self._running)
 
 
 def _concerned(choice: Start | Promote) -> tuple[int, ...]:

@@ -151,7 +151,9 @@ def summarize(goal: Goal, trials: Sequence[Trial], importance: Importance) -> st
     return f"{what}; {gained}."
 
 
-def _summarize_front(goal: Goal, trials: Sequence[Trial], front: Sequence[Trial], parts: Sequence[_ObjectiveReport]) -> str:
+def _summarize_front(
+    goal: Goal, trials: Sequence[Trial], front: Sequence[Trial], parts: Sequence[_ObjectiveReport]
+) -> str:
     """Says what the front has, which trial was chosen, and what mattered for each objective."""
     objectives, best = goal.objectives, goal.best_trial(trials)
     assert best is not None, "a front has a best trial"

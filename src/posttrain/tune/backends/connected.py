@@ -138,7 +138,8 @@ class ConnectedBackend(Backend):
                 return
 
     def kill(self, number: int) -> None:
-        self._end(self._busy.pop(number))
+        if (worker := self._busy.pop(number, None)) is not None:  # else it could not be started
+            self._end(worker)
 
     def clock(self) -> float:
         return time.monotonic()

@@ -5,6 +5,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
 from posttrain.jobs.gpus import peak_gpu_bytes, reset_gpu_peak
 from posttrain.jobs.memory import peak_bytes
@@ -42,12 +44,17 @@ class InlineBackend(Backend):
 
     def wait(self, handler: Handler, seconds: float | None = None) -> None:
         job = self._jobs.pop(0)
-        outcome = run_job(
-            self._function,
-            job,
-            lambda report, memory: handler.report(job.number, report, memory),
-            lambda: handler.show_life(job.number),
-        )
+
+        def carry(method: Callable[..., Decision], *arguments: Any) -> Decision:
+            try:
+                return method(job.number, *arguments)
+            except Exception as error:
+                raise _HandlerError(error) from error
+
+        try:
+            outcome = run_job(self._function, job, partial(carry, handler.report), partial(carry, handler.show_life))
+        except _HandlerError as wrapper:
+            raise wrapper.error from None
         handler.ended(job.number, outcome)
 
     def kill(self, number: int) -> None:
@@ -55,6 +62,13 @@ class InlineBackend(Backend):
 
     def clock(self) -> float:
         return time.monotonic()
+
+
+class _HandlerError(BaseException):
+    """Carries an error of the handler, such as of a full disk, through the trial's function, whose own it is not."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
 
 
 def run_job(

@@ -1,14 +1,13 @@
 """Runs trials in worker processes of this machine, so that no trial takes others or the study with it."""
 
 import os
-import signal
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import IO
 
 from posttrain.jobs.gpus import free_gpu_bytes
 from posttrain.jobs.memory import anonymous_bytes, free_bytes, peak_bytes
+from posttrain.jobs.process_group import ProcessGroup
 from posttrain.store.errors import UserError
 from posttrain.tune.backends.base import TrialFunction
 from posttrain.tune.backends.connected import ConnectedBackend
@@ -46,24 +45,14 @@ class ProcessBackend(ConnectedBackend):
 
 
 class LocalProcess:
-    """A process of this machine in a session of its own, and what it prints."""
+    """A process of this machine, with all that it starts, and what it prints."""
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed when the process is ended
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            start_new_session=True,
-            env=os.environ | environment,
-        )
+        self._process = ProcessGroup(command, self._log, environment=environment)
 
     def exit_code(self, seconds: float) -> int | None:
-        try:
-            return self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
+        return self._process.wait(seconds)
 
     def output(self) -> str:
         self._log.seek(0)
@@ -77,7 +66,5 @@ class LocalProcess:
         return anonymous_bytes(self._process.pid)
 
     def kill(self) -> None:
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)  # the whole group: data workers would outlive it
-        self._process.wait()
+        self._process.kill()
         self._log.close()

@@ -2,12 +2,12 @@
 
 import os
 import signal
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from posttrain.jobs.engines import available_cores, start_ray
+from posttrain.jobs.process_group import ProcessGroup
 from posttrain.store.errors import UserError
 from posttrain.tune.backends.base import TrialFunction
 from posttrain.tune.backends.connected import ConnectedBackend
@@ -99,15 +99,7 @@ class RayProcess:
 def _run_process(command: list[str], environment: dict[str, str], folder: str) -> tuple[int, str]:
     """Runs a command in a process of its own; returns its exit code and the end of what it printed."""
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            cwd=folder,
-            env=os.environ | environment,
-        )
-        code = process.wait()
+        code = ProcessGroup(command, log, folder, environment).wait()
+        assert code is not None, "it was waited for"
         log.seek(max(0, log.tell() - _TAIL))
         return code, log.read().decode(errors="replace")

@@ -1,13 +1,11 @@
 """Runs no trials: replays learning curves on a simulated clock, so that a study of days takes seconds."""
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, Literal, NamedTuple
 
-from posttrain.store.errors import UserError
-from posttrain.store.hashing import canonical_json
 from posttrain.tune.backends.base import Backend, Handler, Job, Outcome, error_line
 from posttrain.tune.objectives import Measured, read_measured
 from posttrain.tune.schedulers.base import Decision
@@ -30,30 +28,6 @@ class CurvePoint(NamedTuple):
 
 Curve = Callable[[Mapping[str, Any]], Iterable[CurvePoint]]
 """Returns the steps of a trial, given its settings: step 1 first."""
-
-
-class RecordedCurves:
-    """Curves that were recorded, by their settings.
-
-    Args:
-        curves: settings and steps of each.
-        names: the settings that tell curves apart; all by default.
-    """
-
-    def __init__(
-        self, curves: Iterable[tuple[Mapping[str, Any], Sequence[CurvePoint]]], names: Sequence[str] | None = None
-    ) -> None:
-        self._names = names
-        self._curves = {self._key(settings): [CurvePoint(*point) for point in points] for settings, points in curves}
-
-    def __call__(self, settings: Mapping[str, Any]) -> Sequence[CurvePoint]:
-        key = self._key(settings)
-        if key not in self._curves:
-            raise UserError(f"no curve was recorded with {dict(settings)}", where="curves")
-        return self._curves[key]
-
-    def _key(self, settings: Mapping[str, Any]) -> bytes:
-        return canonical_json({name: settings[name] for name in self._names or settings})
 
 
 @dataclass
