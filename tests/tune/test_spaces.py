@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from posttrain.loop.config import Config
-from posttrain.loop.tune_config import TuneJobConfig, check_settings
+from posttrain.loop.tune_config import TuneJobConfig
+from posttrain.loop.tune_settings import check_settings
 from posttrain.loop.tuning import tuned_keys
 from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig

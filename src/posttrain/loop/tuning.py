@@ -7,15 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from posttrain.loop.adjust import adjustment_rules, config_value
 from posttrain.loop.drift import VALUE_NAMES as DRIFT_VALUES
-from posttrain.loop.tune_config import (
-    RANKS_PREFIX,
-    SETTING_PREFIX,
-    VALUE_NAMES,
-    TuneConfig,
-    apply_settings,
-    check_model_costs,
-    check_settings,
-)
+from posttrain.loop.tune_config import VALUE_NAMES, TuneConfig, check_model_costs
+from posttrain.loop.tune_settings import RANKS_PREFIX, SETTING_PREFIX, apply_settings, check_settings
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.expression import Rule, parse
 from posttrain.store.paths import locate_path

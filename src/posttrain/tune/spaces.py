@@ -110,10 +110,7 @@ def expand(
     names = space[READY_KEY] if isinstance(space[READY_KEY], list) else [space[READY_KEY]]
     if not names:
         raise UserError("names no ready space", where=f"{where}.{READY_KEY}", fix=suggest("", [AUTO, *READY]))
-    values = {
-        key: _values(own[key], f"{where}.{key}") if key in own else (value,)
-        for key, value in ((_METHOD, method), (_OBJECTIVE, objective))
-    }
+    values = {key: values_of(own, key, value, where) for key, value in ((_METHOD, method), (_OBJECTIVE, objective))}
     entries: dict[str, Any] = {}
     for name in names:
         if name == AUTO:
@@ -131,20 +128,26 @@ def expand(
     return entries | own
 
 
-def _named(name: Any, where: str) -> ReadySpace:
-    if not isinstance(name, str) or name not in READY:
-        raise UserError(f"there is no ready space `{name}`", where=where, fix=suggest(str(name), [AUTO, *READY]))
-    return READY[name]
+def values_of(space: Mapping[str, Any], key: str, configured: Any, where: str = "space") -> Sequence[Any]:
+    """Returns the values that trials have of a key: those of a choice, a fixed one, or the configured one.
 
-
-def _values(entry: Any, where: str) -> Sequence[Any]:
-    """Returns the values that a space has of a key: those of a choice, or a fixed one."""
-    read = read_entry(entry, where)
+    Raises:
+        UserError: the space has something else of the key, such as a range.
+    """
+    if key not in space:
+        return (configured,)
+    read = read_entry(space[key], f"{where}.{key}")
     if isinstance(read, Choice):
         return read.values
     if isinstance(read, Fixed):
         return (read.value,)
-    raise UserError("is no choice of names", where=where, fix="list the values")
+    raise UserError("is no choice of names", where=f"{where}.{key}", fix="list the values")
+
+
+def _named(name: Any, where: str) -> ReadySpace:
+    if not isinstance(name, str) or name not in READY:
+        raise UserError(f"there is no ready space `{name}`", where=where, fix=suggest(str(name), [AUTO, *READY]))
+    return READY[name]
 
 
 def _fits(part: ReadySpace, values: Mapping[str, Sequence[Any]]) -> bool:

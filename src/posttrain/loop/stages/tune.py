@@ -24,7 +24,8 @@ from posttrain.loop.stages.decide import drift_of
 from posttrain.loop.stages.train import Train
 from posttrain.loop.state import RoundState
 from posttrain.loop.suites import measured_on
-from posttrain.loop.tune_config import LEAST_HELD_OUT, TuneConfig, apply_settings
+from posttrain.loop.tune_config import LEAST_HELD_OUT, TuneConfig
+from posttrain.loop.tune_settings import apply_settings
 from posttrain.loop.tuning import Tuning, last_tuned, tuned_keys, tuned_value, tuning_rule
 from posttrain.store.errors import WorkError
 from posttrain.store.files import make_folder
@@ -36,7 +37,7 @@ from posttrain.tune.space import Space
 
 if TYPE_CHECKING:
     from posttrain.loop.config import Config
-    from posttrain.loop.tune_trainings import TrainingTrial
+    from posttrain.loop.training_trial import TrainingTrial
     from posttrain.tune.transfer.past import PastStudy
     from posttrain.tune.trial import Trial
 
@@ -201,7 +202,8 @@ class Tune(Stage):
         return self.training.config.model_dump(mode="json")
 
     def _trial(self, context: RoundContext, tune: TuneConfig) -> "TrainingTrial":
-        from posttrain.loop.tune_trainings import TrainingTrial, training_parts
+        from posttrain.loop.training_trial import TrainingTrial
+        from posttrain.loop.tune_trainings import training_parts
 
         training, rows = self.training, self.rows
         # Trackers get the trainings of rounds, not tens of trials beside them.
