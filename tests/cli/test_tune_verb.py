@@ -88,6 +88,21 @@ def test_a_study_and_its_table(posttrain: Call, tmp_path: Path) -> None:
     assert "of 4 trials" in migrated.out
 
 
+@pytest.mark.slow
+def test_the_gain_over_the_settings_of_the_config(posttrain: Call, tmp_path: Path) -> None:
+    space, out = {"train.learning_rate": {"float": [1e-4, 1e-2], "log": True}}, tmp_path / "out"
+    config = write(tmp_path, space=space, scheduler="none", budget="2 trials")
+    values = yaml.safe_load(config.read_text())
+    values["train"] |= {"epochs": 1, "learning_rate": 1e-4}
+    config.write_text(yaml.safe_dump(values))
+    outcome = posttrain("tune", config, "--out", out)
+    trials = posttrain("tune", "show", out, "--json").json["trials"]
+    assert trials[0]["settings"]["train.learning_rate"] == 1e-4
+    assert trials[1]["value"] < trials[0]["value"]
+    ending = f" of 2 trials, by held-out loss; the config's own settings {trials[0]['value']:.6g}"
+    assert outcome.out.splitlines()[0].endswith(ending)
+
+
 @pytest.mark.parametrize("where", ["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
 def test_the_page_of_a_study_that_another_process_works_on(
     posttrain: Call, tmp_path: Path, where: str, request: pytest.FixtureRequest

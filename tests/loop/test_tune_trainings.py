@@ -260,16 +260,6 @@ def test_held_out_records_are_not_trained_on(
         split_records(HELD_OUT, tune_config(), config, held_out_folder)
 
 
-def test_settings_are_laid_over_the_config() -> None:
-    base = {"seed": 1, "train": {"epochs": 1, "lora": {"rank": 4}}}
-    settings = {"train.lora.rank": 8, "train.optimizer.name": "lion", "helper": 3}
-    assert apply_settings(base, settings) == {
-        "seed": 1,
-        "train": {"epochs": 1, "lora": {"rank": 8}, "optimizer": {"name": "lion"}},
-    }
-    assert base["train"] == {"epochs": 1, "lora": {"rank": 4}}
-
-
 @pytest.mark.slow
 def test_a_child_is_the_checkpoint_of_its_parent_with_another_rate(tiny_model: Path, held_out_folder: Path) -> None:
     scheduler = {"name": "pbt", "population": 2, "max_resource": 3}

@@ -77,7 +77,7 @@ def run(
     from posttrain.tune.backends.registry import check_engine
     from posttrain.tune.budget import count_trials
     from posttrain.tune.lint import check_edges
-    from posttrain.tune.progress import describe_best
+    from posttrain.tune.progress import describe_best, describe_current
     from posttrain.tune.space import Space
     from posttrain.tune.study_files import FRONT_FOLDER
 
@@ -104,13 +104,17 @@ def run(
     if result.best is None:
         reason = next((trial.error for trial in result.trials if trial.error), "the budget was spent before one had")
         raise WorkError(f"no trial has a value: {reason}")
+    current = ""
+    if result.current is not None:
+        current = f"; {describe_current(result.current, result.best, section.several)}"
     if result.front:
-        print_line(f"{describe_best(result.best, section.several, result.front)}; {len(result.trials)} trials in all")
+        best = describe_best(result.best, section.several, result.front)
+        print_line(f"{best}; {len(result.trials)} trials in all{current}")
         limits = "" if section.several is None or section.several.meets_limits(result.best) else _NO_LIMITS
         print_line(f"chosen by the rule: {section.choose}{limits}; a config of each: {out / FRONT_FOLDER}")
     else:
         count = count_trials(len(result.trials))
-        print_line(f"{describe_best(result.best)} of {count}, by held-out {', '.join(section.metrics)}")
+        print_line(f"{describe_best(result.best)} of {count}, by held-out {', '.join(section.metrics)}{current}")
     for name, value in result.best.settings.items():
         print_line(f"  {name}: {value}")
     for warning in check_edges(Space(section.space, section.constraints), result.best):

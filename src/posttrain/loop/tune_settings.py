@@ -1,13 +1,14 @@
 """Points of a study's space as settings of a training."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from posttrain.store.errors import UserError
 from posttrain.train.standalone import TrainJobConfig
+from posttrain.tune.samplers.initial import find_drawn
 from posttrain.tune.space import Settings, Space
 
 SETTING_PREFIX = "train."
@@ -40,6 +41,51 @@ def apply_settings(values: Mapping[str, Any], settings: Settings) -> dict[str, A
                 section = section[name]
             section[last] = value
     return changed
+
+
+def configured_values(base: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """Returns the values that a config has of keys of a space; without those of sections that are off.
+
+    A pattern of LoRA's ranks that the config lacks has the rank of the rest: that changes no training.
+
+    Args:
+        base: a config as JSON values.
+        keys: names of a space's entries; those that are no keys of a training are left out.
+    """
+    values: dict[str, Any] = {}
+    for key in keys:
+        if key.startswith(SETTING_PREFIX):
+            section: Any = base
+            for name in setting_path(key):
+                section = section.get(name) if isinstance(section, Mapping) else None
+            if section is None and key.startswith(RANKS_PREFIX):
+                section = base["train"]["lora"]["rank"]
+            if section is not None:
+                values[key] = section
+    return values
+
+
+def find_point(space: Space, base: Mapping[str, Any], values: Settings, helpers: Settings) -> dict[str, Any] | None:
+    """Returns the drawn values of settings; None where they are no point of the space.
+
+    Args:
+        space: what is searched.
+        base: a config as JSON values, which settings are laid over.
+        values: the settings, by key of the config.
+        helpers: values of the space's other names.
+    """
+    known: dict[str, Any] = {**helpers, **values}
+    drawn: dict[str, Any] = {}
+    for name, parameter in space.parameters.items():
+        if name in known and space.exists(name, drawn):
+            if known[name] not in parameter:  # before formulas see it
+                return None
+            drawn[name] = known[name]
+    point = find_drawn(drawn, space)
+    if point is None:
+        return None
+    # A value that the space derives or fixes may differ from that of the config.
+    return point if apply_settings(base, space.complete(point)) == apply_settings(base, values) else None
 
 
 def check_settings(space: Space, base: Mapping[str, Any]) -> None:

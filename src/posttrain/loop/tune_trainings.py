@@ -1,7 +1,6 @@
 """Searches the settings of trainings: each trial trains a model, which is measured on held-out records."""
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -19,7 +18,7 @@ from posttrain.loop.training_trial import TrainingTrial
 from posttrain.loop.tune_config import TuneConfig, check_measurable, check_model_costs
 from posttrain.loop.tune_features import data_task, early_losses, model_features
 from posttrain.loop.tune_ranks import check_rank_patterns
-from posttrain.loop.tune_settings import SETTING_PREFIX, apply_settings, check_settings, setting_path
+from posttrain.loop.tune_settings import SETTING_PREFIX, apply_settings, check_settings, configured_values, find_point
 from posttrain.models.sources import fetch_once, locate
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import digest
@@ -38,8 +37,6 @@ from posttrain.tune.schedulers.registry import SCHEDULERS, make_scheduler
 from posttrain.tune.space import Space
 from posttrain.tune.transfer.past import PastStudy, Task, read_past
 from posttrain.tune.trial import Trial
-
-log = logging.getLogger("posttrain")
 
 _BASE = Path("trials") / "base"  # the initial model, where it had to be fetched
 
@@ -127,6 +124,7 @@ def tune_trainings(
         workers=workers,
         migrate=migrate,
         initial=tune.initial,
+        current=_current_point(trial, space),
         past=past,
     )
     if isinstance(trial, OneShotTrial) and result.best is not None:
@@ -144,6 +142,7 @@ def search_trainings(
     workers: int | None = None,
     migrate: bool = False,
     initial: Sequence[Mapping[str, Any]] = (),
+    current: Mapping[str, Any] | None = None,
     past: Sequence[PastStudy] = (),
 ) -> TuneResult:
     """Searches the settings of a training whose records have been split.
@@ -155,6 +154,7 @@ def search_trainings(
         budget: of the study.
         engine, workers, migrate: as in `tune_trainings`.
         initial: points that are tried first.
+        current: the point of the settings in force, which a new study tries before them.
         past: earlier studies that this one may start from.
 
     Raises:
@@ -187,6 +187,7 @@ def search_trainings(
         or (None if tune.one_shot is None or tune.several is not None else "regularized_evolution"),
         scheduler=tune.scheduler,
         initial=initial,
+        current=current,
         seed=trial.base["seed"],
         out=out,
         storage=tune.storage,
@@ -207,7 +208,7 @@ def search_trainings(
         stop=None if tune.stop is None else {"gain": tune.stop.gain},
         past=past,
         task=task,
-        defaults=_values(trial.base, space),
+        defaults=configured_values(trial.base, space.parameters),
     )
 
 
@@ -230,16 +231,9 @@ def _check_answers(trial: TrainingTrial | OneShotTrial) -> None:
         preference_pairs(examples, "tune.held_out")
 
 
-def _values(base: Mapping[str, Any], space: Space) -> dict[str, Any]:
-    """Returns the values that the config has of the parameters of a space."""
-    values: dict[str, Any] = {}
-    for name in space.parameters:
-        section: Any = base
-        for key in setting_path(name):
-            section = section.get(key) if isinstance(section, Mapping) else None
-        if section is not None:
-            values[name] = section
-    return values
+def _current_point(trial: TrainingTrial | OneShotTrial, space: Space) -> dict[str, Any] | None:
+    """Returns the point of the config's own settings; None where they are none of the space."""
+    return find_point(space, trial.base, configured_values(trial.base, space.to_json()["entries"]), {})
 
 
 def _without_operations(trial: TrainingTrial | OneShotTrial) -> dict[str, Any]:

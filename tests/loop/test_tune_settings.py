@@ -1,0 +1,73 @@
+"""Settings of a training as points of a space, and the search that begins with those of the config."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tune_records import RATES, RECORDS, job, tune_config
+
+from posttrain.loop.tune_settings import apply_settings, configured_values, find_point
+from posttrain.loop.tune_trainings import tune_trainings
+from posttrain.tune.api import TuneResult
+from posttrain.tune.space import Space
+
+
+def test_settings_are_laid_over_the_config() -> None:
+    base = {"seed": 1, "train": {"epochs": 1, "lora": {"rank": 4}}}
+    settings = {"train.lora.rank": 8, "train.optimizer.name": "lion", "helper": 3}
+    assert apply_settings(base, settings) == {
+        "seed": 1,
+        "train": {"epochs": 1, "lora": {"rank": 8}, "optimizer": {"name": "lion"}},
+    }
+    assert base["train"] == {"epochs": 1, "lora": {"rank": 4}}
+
+
+@pytest.mark.parametrize(
+    ("space", "train", "drawn"),
+    [
+        (RATES, {"learning_rate": 2e-3}, {"train.learning_rate": 2e-3}),
+        (RATES, {"learning_rate": 2e-2}, None),
+        ({"train.lora.rank": [4, 8], "train.lora.alpha": {"derive": "2 * train.lora.rank"}}, {}, None),
+        (
+            {"train.lora.rank": [4, 8], "train.lora.alpha": {"derive": "2 * train.lora.rank"}},
+            {"lora": {"rank": 4, "alpha": 8}},
+            {"train.lora.rank": 4},
+        ),
+        # What the config has of a parameter that does not exist there does not count.
+        (
+            {"train.method": ["full", "lora"], "train.lora.rank": {"choice": [4, 8], "when": "train.method == 'lora'"}},
+            {},
+            {"train.method": "full"},
+        ),
+        ({"train.lora.ranks.self_attn.*": [0, 16]}, {"method": "lora"}, {"train.lora.ranks.self_attn.*": 16}),
+        ({"train.lora.gates.share": [0.2, 0.5]}, {"method": "lora"}, None),
+        (RATES | {"train.epochs": 2}, {"learning_rate": 2e-3}, None),
+    ],
+)
+def test_the_settings_of_the_config_as_a_point(
+    tiny_model: Path, space: dict[str, Any], train: dict[str, Any], drawn: dict[str, Any] | None
+) -> None:
+    base, read = job(tiny_model, **train).model_dump(mode="json"), Space(space)
+    assert find_point(read, base, configured_values(base, read.to_json()["entries"]), {}) == drawn
+
+
+@pytest.mark.slow
+def test_a_new_study_begins_with_the_settings_of_the_config(tiny_model: Path, held_out_folder: Path) -> None:
+    narrow = {"train.learning_rate": {"float": [4e-3, 1e-2], "log": True}}
+    config = job(tiny_model, epochs=1, learning_rate=1e-3)
+
+    def run(budget: int, space: dict[str, Any], name: str, **options: Any) -> TuneResult:
+        tune = tune_config(space=space, initial=[{"train.learning_rate": 5e-3}], budget=f"{budget} trials")
+        return tune_trainings(config, tune, RECORDS, held_out_folder / name, root=held_out_folder, **options)
+
+    def rates(result: TuneResult) -> list[float]:
+        return [trial.settings["train.learning_rate"] for trial in result.trials]
+
+    begun = run(2, RATES, "with")
+    assert rates(begun) == [1e-3, 5e-3]
+    assert begun.current == begun.trials[0]
+    assert rates(run(3, RATES, "with"))[:2] == [1e-3, 5e-3]
+    # A study that was begun without them goes on without them.
+    without = run(1, narrow, "without")
+    assert (rates(without), without.current) == ([5e-3], None)
+    assert 1e-3 not in rates(run(3, RATES, "without", migrate=True))
