@@ -1,6 +1,7 @@
 """Searches the settings of trainings: each trial trains a model, which is measured on held-out records."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -19,6 +20,7 @@ from posttrain.loop.tune_config import TuneConfig, check_measurable, check_model
 from posttrain.loop.tune_features import data_task, early_losses, model_features
 from posttrain.loop.tune_ranks import check_rank_patterns
 from posttrain.loop.tune_settings import SETTING_PREFIX, apply_settings, check_settings, configured_values, find_point
+from posttrain.loop.tune_warmup import warmup_share
 from posttrain.models.sources import fetch_once, locate
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import digest
@@ -37,6 +39,8 @@ from posttrain.tune.schedulers.registry import SCHEDULERS, make_scheduler
 from posttrain.tune.space import Space
 from posttrain.tune.transfer.past import PastStudy, Task, read_past
 from posttrain.tune.trial import Trial
+
+log = logging.getLogger("posttrain")
 
 _BASE = Path("trials") / "base"  # the initial model, where it had to be fetched
 
@@ -164,6 +168,9 @@ def search_trainings(
     space, parts = Space(tune.space, tune.constraints, "tune.space"), training_parts(tune)
     check_rank_patterns(space, trial.base, trial.model)
     _check_answers(trial)
+    scheduler = make_scheduler(tune.scheduler)
+    if warning := scheduler.spare_warmup(warmup_share(space, trial.base, trial.records.num_rows)):
+        log.warning("  %s", warning)
     base = out / _BASE
 
     def open_backend() -> Backend:
@@ -185,7 +192,7 @@ def search_trainings(
         budget=budget,
         sampler=tune.sampler
         or (None if tune.one_shot is None or tune.several is not None else "regularized_evolution"),
-        scheduler=tune.scheduler,
+        scheduler=scheduler,
         initial=initial,
         current=current,
         seed=trial.base["seed"],
