@@ -65,6 +65,20 @@ def test_the_section_of_a_loop_has_them() -> None:
     assert tuned_keys(config.tune) == list(ready("optimizer", "lora"))
 
 
+@pytest.mark.parametrize(
+    ("space", "method", "low", "high"),
+    [
+        ("optimizer", "full", 1e-6, 1e-3),
+        ("optimizer", "lora", 1e-5, 1e-2),
+        ("auto", "lora", 1e-5, 1e-2),
+        ({"ready": "auto", "train.method": ["full", "lora"]}, "full", 1e-6, 1e-2),
+        ({"ready": "optimizer", "train.method": "lora"}, "full", 1e-5, 1e-2),
+    ],
+)
+def test_learning_rates_follow_the_method(space: Any, method: str, low: float, high: float) -> None:
+    assert job(space, method=method).tune.space["train.learning_rate"] == {"float": [low, high], "log": True}
+
+
 def test_alpha_is_twice_the_rank() -> None:
     space = Space(ready("lora"))
     generator = np.random.default_rng(0)

@@ -258,7 +258,7 @@ def _check_forks(space: Space, config: TrainJobConfig) -> None:
             raise UserError(
                 f"`{name}` cannot change while a training runs, as it does in a population",
                 where="tune.scheduler",
-                fix="search learning rate, schedule, weight decay, dropout or loss weights, or use asha",
+                fix="search learning rate, schedule, weight decay, dropout or settings of the objective, or use asha",
             )
     if not config.train.checkpoint.enabled:
         what = "there are none, and a population goes on from them"
