@@ -151,6 +151,29 @@ def test_what_a_warm_start_saved_and_an_early_end_are_shown(posttrain: Call, tmp
     assert (first["warm_start"], first["savings"], first["ended_early"]) == ([], None, "")
 
 
+def test_a_search_whose_database_is_gone_is_shown(posttrain: Call, tmp_path: Path) -> None:
+    space = {"x": {"float": [0, 1]}}
+    minimize(lambda trial: (trial["x"] - 0.3) ** 2, space, budget=12, sampler="random", out=tmp_path / "study")
+    whole = posttrain("tune", "show", tmp_path / "study", "--json").json
+    kept = tmp_path / "kept"  # as the artifact of a round has it, without what a machine changes
+    kept.mkdir()
+    (kept / "task.json").write_bytes((tmp_path / "study" / "task.json").read_bytes())
+    for line in (tmp_path / "study" / "trials.jsonl").read_text().splitlines():
+        trial = json.loads(line)
+        fields = {name: trial[name] for name in ("number", "state", "value", "settings")}
+        with (kept / "trials.jsonl").open("a") as file:
+            file.write(json.dumps({**fields, "reports": []}) + "\n")
+    shown = posttrain("tune", "show", kept, "--json").json
+    assert (shown["best"]["value"], shown["states"]) == (whole["best"]["value"], whole["states"])
+    assert "12 trials: 12 finished" in posttrain("tune", "show", kept).out
+    page = tmp_path / "page.html"
+    assert posttrain("tune", "report", kept, page).code == 0
+    text = page.read_text()
+    assert "value by trial" in text
+    assert "of the study" not in text
+    assert "search took is not kept." in text
+
+
 def test_a_line_says_how_many_are_done_and_what_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "posttrain"):
         minimize(lambda trial: -trial.number, {"a": {"float": [0, 1]}}, budget="3 trials", sampler="random")

@@ -131,7 +131,7 @@ def run(
     print_line(shlex.join(["posttrain", "train", "--config", str(out / "best.yaml"), "--out", "MODEL"]))
 
 
-FolderArgument = Annotated[Path, typer.Argument(help="Folder of the study.")]
+FolderArgument = Annotated[Path, typer.Argument(help="Folder of the study, or of a round's search.")]
 
 StorageOption = Annotated[str | None, typer.Option(help="The study's PostgreSQL database, as tune.storage.")]
 
@@ -147,11 +147,11 @@ def show(
     from posttrain.tune.progress import describe_best
     from posttrain.tune.stopping import read_reason
     from posttrain.tune.storage import LOCK, TRIALS_FOLDER, read_name
-    from posttrain.tune.study import read_study
+    from posttrain.tune.transfer.past import read_kept_study
     from posttrain.tune.transfer.savings import describe_warm_start
     from posttrain.tune.trial import TrialState, lineage, rank, schedule_to_json
 
-    goal, trials = read_study(folder, storage, read_name(folder, storage))
+    goal, trials, _ = read_kept_study(folder, storage, read_name(folder, storage))
     best = goal.best_trial(trials)
     objectives = goal.objectives
     several = len(objectives) > 1
@@ -220,11 +220,11 @@ def report(
 
     check_page_file(out)
     from posttrain.tune.storage import read_name
-    from posttrain.tune.study import read_study_events
+    from posttrain.tune.transfer.past import read_kept_study
     from posttrain.tune.transfer.savings import describe_warm_start
     from posttrain.web.study_report import write_study
 
-    goal, trials, events = read_study_events(folder, storage, read_name(folder, storage))
+    goal, trials, events = read_kept_study(folder, storage, read_name(folder, storage))
     sentences, savings = describe_warm_start(folder, goal, trials)
     warm_start = [*sentences, *([savings.sentence] if savings else [])]
     print_line(write_study(out, goal, trials, events, folder.resolve().name, warm_start))

@@ -25,7 +25,7 @@ from posttrain.loop.state import RoundState
 from posttrain.loop.suites import measured_on
 from posttrain.loop.tune_config import LEAST_HELD_OUT, TuneConfig
 from posttrain.loop.tune_settings import find_point
-from posttrain.loop.tuning import Tuning, last_tuned, tuned_keys, tuned_value, tuning_rule
+from posttrain.loop.tuning import Tuning, last_tuned, round_sentence, tuned_keys, tuned_value, tuning_rule
 from posttrain.store.errors import WorkError
 from posttrain.store.files import make_folder
 from posttrain.store.section import MAX_INTEGER
@@ -193,6 +193,7 @@ class Tune(Stage):
             value_before=value_before,
             trials=len(result.trials),
             trained=round(trained, 6),
+            warm_start=_warm_start_sentences(study, result.trials),
         ).as_dict()
 
     def _trial(self, context: RoundContext, tune: TuneConfig) -> "TrainingTrial":
@@ -275,6 +276,15 @@ def _measure(trial: "TrainingTrial", settings: Mapping[str, Any], folder: Path) 
         return None
     (value,) = read_measured(measured, trial.metrics)
     return value if math.isfinite(value) else None
+
+
+def _warm_start_sentences(study: Path, trials: "Sequence[Trial]") -> list[str]:
+    """Returns what the search in a folder learned from earlier ones, and what that saved; counts alone, no seconds."""
+    from posttrain.tune.transfer.past import PastStudy
+    from posttrain.tune.transfer.savings import describe_warm_start
+
+    sentences, savings = describe_warm_start(study, PastStudy.read(study).goal, trials)
+    return [round_sentence(text) for text in (*sentences, *([savings.sentence] if savings else []))]
 
 
 def _is_better(value: float | None, before: float | None, maximize: bool) -> bool:
