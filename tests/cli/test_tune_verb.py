@@ -89,6 +89,21 @@ def test_a_study_and_its_table(posttrain: Call, tmp_path: Path) -> None:
     assert "of 4 trials" in migrated.out
 
 
+@pytest.mark.slow
+def test_the_gain_over_the_settings_of_the_config(posttrain: Call, tmp_path: Path) -> None:
+    space, out = {"train.learning_rate": {"float": [1e-4, 1e-2], "log": True}}, tmp_path / "out"
+    config = write(tmp_path, space=space, scheduler="none", budget="2 trials")
+    values = yaml.safe_load(config.read_text())
+    values["train"] |= {"epochs": 1, "learning_rate": 1e-4}
+    config.write_text(yaml.safe_dump(values))
+    outcome = posttrain("tune", config, "--out", out)
+    trials = posttrain("tune", "show", out, "--json").json["trials"]
+    assert trials[0]["settings"]["train.learning_rate"] == 1e-4
+    assert trials[1]["value"] < trials[0]["value"]
+    ending = f" of 2 trials, by held-out loss; the config's own settings {trials[0]['value']:.6g}"
+    assert outcome.out.splitlines()[0].endswith(ending)
+
+
 @pytest.mark.parametrize("where", ["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
 def test_the_page_of_a_study_that_another_process_works_on(
     posttrain: Call, tmp_path: Path, where: str, request: pytest.FixtureRequest
@@ -158,6 +173,29 @@ def test_a_line_a_minute_says_that_trials_run(
     assert re.fullmatch(r"1 trial left, about [\d.]+s to go", lines[0][2])
     content = json.loads(posttrain("tune", "show", tmp_path / "out", "--json").out)
     assert content["budget_left"] == "0 trials left"
+
+
+def test_a_search_whose_database_is_gone_is_shown(posttrain: Call, tmp_path: Path) -> None:
+    space = {"x": {"float": [0, 1]}}
+    minimize(lambda trial: (trial["x"] - 0.3) ** 2, space, budget=12, sampler="random", out=tmp_path / "study")
+    whole = posttrain("tune", "show", tmp_path / "study", "--json").json
+    kept = tmp_path / "kept"  # as the artifact of a round has it, without what a machine changes
+    kept.mkdir()
+    (kept / "task.json").write_bytes((tmp_path / "study" / "task.json").read_bytes())
+    for line in (tmp_path / "study" / "trials.jsonl").read_text().splitlines():
+        trial = json.loads(line)
+        fields = {name: trial[name] for name in ("number", "state", "value", "settings")}
+        with (kept / "trials.jsonl").open("a") as file:
+            file.write(json.dumps({**fields, "reports": []}) + "\n")
+    shown = posttrain("tune", "show", kept, "--json").json
+    assert (shown["best"]["value"], shown["states"]) == (whole["best"]["value"], whole["states"])
+    assert "12 trials: 12 finished" in posttrain("tune", "show", kept).out
+    page = tmp_path / "page.html"
+    assert posttrain("tune", "report", kept, page).code == 0
+    text = page.read_text()
+    assert "value by trial" in text
+    assert "of the study" not in text
+    assert "search took is not kept." in text
 
 
 def test_a_line_says_how_many_are_done_and_what_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

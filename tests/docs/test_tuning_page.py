@@ -11,6 +11,7 @@ import yaml
 
 from posttrain.loop.tune_config import VALUE_NAMES, TuneConfig
 from posttrain.store.extensions import Registry
+from posttrain.train.config import _RESUMABLE
 from posttrain.tune.formula import FUNCTIONS
 from posttrain.tune.samplers.registry import SAMPLERS
 from posttrain.tune.schedulers.registry import SCHEDULERS, make_scheduler
@@ -34,6 +35,15 @@ def test_the_study_runs(run: Callable[[str, Path], str], tmp_path: Path) -> None
     assert re.search(r"^4 trials: ", output, re.MULTILINE)
     assert {"best.yaml", "study.db", "trials.jsonl", "trials"} <= {path.name for path in (tmp_path / "study").iterdir()}
     assert (tmp_path / "model" / "model.safetensors").is_file()
+
+
+def test_the_keys_that_a_population_may_change_are_those_of_checkpoints() -> None:
+    section = PAGE.split("A checkpoint can go on with other values of ")[1].split("What decides")[0]
+    keys = set(re.findall(r"`([a-z_.]+)`", section)) - {"name", "offload", "distill"}
+    below = {"divergence", "beta", "temperature", "scale_by_temperature", "hard_weight"}
+    assert keys <= set(_RESUMABLE) | below
+    judges = {"reward", "classification"}  # no trial can measure them
+    assert {key.removeprefix("distill.") for key in _RESUMABLE} - judges == keys
 
 
 def test_the_population_is_a_config() -> None:

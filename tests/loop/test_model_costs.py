@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from posttrain.evaluate.latency import measure_latency, read_tokens
 from posttrain.loop.model_costs import check_limits, measure_model_latency, shape_costs
+from posttrain.loop.training_trial import TrainingTrial
 from posttrain.loop.tune_config import LimitsConfig, TuneConfig, check_model_costs
-from posttrain.loop.tune_trainings import TrainingTrial, tune_trainings
+from posttrain.loop.tune_trainings import tune_trainings
 from posttrain.models.language_model import load_language_model, save_language_model
 from posttrain.models.task import TaskConfig
 from posttrain.models.tiny import write_tiny_model

@@ -34,6 +34,15 @@ def test_a_loop_on_preferences_trains_and_measures_pairs(small: Any) -> None:
     assert load_config(small(**PREFERENCES, train={"objective": "ipo"})).train.objective == "ipo"
 
 
+def test_a_loop_on_preferences_tunes_by_pairs(small: Any) -> None:
+    tune = {"space": "auto", "held_out": "20%", "budget": "10 trials"}
+    config = load_config(small(**PREFERENCES, tune=tune)).tune
+    assert config is not None
+    assert config.metrics == ("preference_accuracy",)
+    assert config.is_maximized
+    assert "train.dpo.beta" in config.space
+
+
 @pytest.mark.parametrize(
     ("sections", "message"),
     [

@@ -183,7 +183,7 @@ def test_a_killed_study_has_the_same_result(tiny_model: Path, root: Path, monkey
         ({"space": {"train.lora.rank": [2, 4]}}, {}, "tune.space.train.lora.rank: one_shot searches choices of ranks"),
         ({"space": {**SPACE, FIRST: {"choice": [0, 2], "when": f"{1} > 0"}}}, {}, "without conditions"),
         ({}, {"method": "full"}, "tune.one_shot: searches ranks of LoRA, and all weights are trained"),
-        ({}, {"objective": "reward"}, "tune.one_shot: a model of `reward` has no answers to measure"),
+        ({}, {"objective": "reward"}, "train.objective: `reward` makes a model that judges"),
         ({"scheduler": {"name": "asha", "max_resource": 3}}, {}, "tune.scheduler: compares trainings before their end"),
         ({"scheduler": {"name": "none", "max_resource": 3}}, {}, "tune.scheduler: compares trainings before their end"),
         (

@@ -109,6 +109,28 @@ def test_labels_that_do_not_fit_are_named_before_any_work(tiny_model: Path, held
     assert not (held_out_folder / "out").exists()
 
 
+@pytest.mark.parametrize("objective", ["reward", "classification"])
+@pytest.mark.parametrize("searched", [False, True])
+def test_models_without_answers_are_refused_before_any_work(
+    tiny_model: Path, held_out_folder: Path, objective: str, searched: bool
+) -> None:
+    train = {} if searched else {"objective": objective}
+    tune = tune_config(budget="2 trials", space=RATES | ({"train.objective": ["sft", objective]} if searched else {}))
+    where = "tune.space.train.objective" if searched else "train.objective"
+    with pytest.raises(UserError, match=f"^{where}: `{objective}` makes a model that judges and does not answer"):
+        tune_trainings(job(tiny_model, **train), tune, RECORDS, held_out_folder / "out", root=held_out_folder)
+    assert not (held_out_folder / "out").exists()
+
+
+def test_records_without_pairs_are_named_before_any_work(tiny_model: Path, held_out_folder: Path) -> None:
+    tune = tune_config(budget="2 trials", metric="preference_accuracy")
+    config = job(tiny_model, objective="kto")
+    config = config.model_copy(update={"task": config.task.model_copy(update={"labels": None})})
+    with pytest.raises(UserError, match=r"^tune.held_out: .* has no rejected answer; give each record `chosen` and"):
+        tune_trainings(config, tune, RECORDS, held_out_folder / "out", root=held_out_folder)
+    assert not (held_out_folder / "out").exists()
+
+
 @pytest.mark.slow
 def test_more_parts_than_steps_are_named(tiny_model: Path, held_out_folder: Path) -> None:
     tune = tune_config(budget="6 trials", scheduler={"name": "asha", "max_resource": 1000})

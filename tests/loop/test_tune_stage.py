@@ -15,6 +15,7 @@ from posttrain.loop.config import load_config
 from posttrain.loop.tuning import Tuning
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import file_digest
+from posttrain.tune.transfer.past import read_kept_study
 from posttrain.web.report import render_report
 from posttrain.web.report_reader import read_report
 
@@ -99,6 +100,17 @@ def test_rounds_tune_as_the_data_grow(tuned_loop: Any) -> None:
     page = unescape(render_report(read_report(loop.store, load_config(loop.root))))
     for sentence in sentences:
         assert f"<p>{sentence[0].upper() + sentence[1:]}.</p>" in page
+    # The third says what it learned from the first. The page draws the searches of finished rounds.
+    assert first.warm_start == []
+    assert third.warm_start[0].startswith("the search starts from 3 settings of round 1 (distance ")
+    assert all(sentence in third.sentences for sentence in third.warm_start)
+    assert page.count('<span class="gain">3 trials</span>') == 1
+    assert "held-out loss by trial" in page
+    assert "held-out loss by seconds" not in page
+    folder = loop.store.artifacts.path(loop.metadata.rounds()[3].detail["output tune"])
+    goal, kept, events = read_kept_study(folder)
+    assert (goal.objective, len(kept), events) == ("held-out loss", 3, ())
+    assert [trial.value for trial in kept] == [trial["value"] for trial in trials(loop, 3)]
 
 
 @pytest.mark.slow
@@ -126,7 +138,7 @@ def test_a_round_tunes_ranks_by_patterns(begun_loop: Callable[..., Any]) -> None
 def test_a_killed_search_ends_like_one_that_was_not(
     tuned_loop: Any, begun_loop: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from posttrain.loop.tune_trainings import TrainingTrial
+    from posttrain.loop.training_trial import TrainingTrial
 
     whole, killed = tuned_loop, begun_loop(rounds=1, tune=TUNE, train=TRAIN)
     measure, calls = TrainingTrial.measure, []

@@ -14,8 +14,10 @@ from posttrain.data.records.record import concat
 from posttrain.evaluate.suite import run_suite
 from posttrain.loop.held_out import split_records
 from posttrain.loop.measured_trial import metric_value
-from posttrain.loop.tune_config import apply_settings
-from posttrain.loop.tune_trainings import TrainingTrial, tune_trainings
+from posttrain.loop.training_trial import TrainingTrial
+from posttrain.loop.tune_config import TuneJobConfig
+from posttrain.loop.tune_settings import apply_settings
+from posttrain.loop.tune_trainings import tune_trainings
 from posttrain.models.language_model import load_language_model
 from posttrain.models.precision import choose_precision
 from posttrain.models.task import TaskConfig
@@ -98,7 +100,7 @@ def test_a_kill_before_the_value_is_kept_costs_no_step(
         def killed(*arguments: object) -> None:
             raise KeyboardInterrupt
 
-        patch.setattr("posttrain.loop.tune_trainings.write_atomically", killed)
+        patch.setattr("posttrain.loop.training_trial.write_atomically", killed)
         with pytest.raises(KeyboardInterrupt):
             run(trial(tmp_path / "killed", reports, **settings))
     assert not reports.reports
@@ -245,6 +247,30 @@ def test_the_metric_names_scorer_and_direction(metric: str, labels: bool, scorer
     assert tune_config(metric=metric, maximize=not maximized).is_maximized is not maximized
 
 
+@pytest.mark.parametrize(
+    ("objective", "labels", "changes", "metric"),
+    [
+        *((name, False, {}, "preference_accuracy") for name in ("dpo", "ipo", "hinge", "orpo", "simpo", "cpo", "kto")),
+        ("sft", False, {}, "loss"),
+        # Of a label set the loss is that of a label among the others.
+        ("dpo", True, {}, "loss"),
+        ("dpo", False, {"metric": "loss"}, "loss"),
+        ("dpo", False, {"held_out": {"data": "20%", "scorer": "perplexity"}}, "loss"),
+        ("sft", False, {"space": {"train.objective": ["sft", "dpo"]}}, "preference_accuracy"),
+    ],
+)
+def test_the_default_metric_follows_the_objective(
+    objective: str, labels: bool, changes: dict[str, Any], metric: str
+) -> None:
+    values = {"space": "auto", "held_out": "20%", "budget": 10} | changes
+    job_values = {"model": "tiny", "data": "pairs.jsonl", "train": {"objective": objective}, "tune": values}
+    tune = TuneJobConfig.read(job_values | ({"task": {"labels": ["card", "cash"]}} if labels else {}), "config").tune
+    assert tune.metrics == (metric,)
+    assert tune.is_maximized is (metric != "loss")
+    if metric != "loss":
+        assert tune.suite(labels).scorer == "preference"
+
+
 def test_the_loss_of_free_text_is_that_of_a_token(tiny_model: Path) -> None:
     lm = load_language_model(tiny_model, TaskConfig(), "float32")
     result = run_suite(lm, HELD_OUT, tune_config().suite(False), "held_out")
@@ -272,16 +298,6 @@ def test_held_out_records_are_not_trained_on(
     assert "10 of 34 training records are held out, and not trained on" in caplog.text
     with pytest.raises(UserError, match="leaves nothing to train on"):
         split_records(HELD_OUT, tune_config(), config, held_out_folder)
-
-
-def test_settings_are_laid_over_the_config() -> None:
-    base = {"seed": 1, "train": {"epochs": 1, "lora": {"rank": 4}}}
-    settings = {"train.lora.rank": 8, "train.optimizer.name": "lion", "helper": 3}
-    assert apply_settings(base, settings) == {
-        "seed": 1,
-        "train": {"epochs": 1, "lora": {"rank": 8}, "optimizer": {"name": "lion"}},
-    }
-    assert base["train"] == {"epochs": 1, "lora": {"rank": 4}}
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from posttrain.loop.tune_config import apply_settings
+from posttrain.loop.tune_settings import apply_settings
 from posttrain.models.language_model import LanguageModel
 from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig

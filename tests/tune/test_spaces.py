@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from posttrain.loop.config import Config
-from posttrain.loop.tune_config import TuneJobConfig, check_settings
+from posttrain.loop.tune_config import TuneJobConfig
+from posttrain.loop.tune_settings import check_settings
 from posttrain.loop.tuning import tuned_keys
 from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig
@@ -62,6 +63,20 @@ def test_the_section_of_a_loop_has_them() -> None:
     config = Config.read({**values, "tune": {"space": "auto", "held_out": "10%", "budget": 3}}, "posttrain.yaml")
     assert config.tune is not None
     assert tuned_keys(config.tune) == list(ready("optimizer", "lora"))
+
+
+@pytest.mark.parametrize(
+    ("space", "method", "low", "high"),
+    [
+        ("optimizer", "full", 1e-6, 1e-3),
+        ("optimizer", "lora", 1e-5, 1e-2),
+        ("auto", "lora", 1e-5, 1e-2),
+        ({"ready": "auto", "train.method": ["full", "lora"]}, "full", 1e-6, 1e-2),
+        ({"ready": "optimizer", "train.method": "lora"}, "full", 1e-5, 1e-2),
+    ],
+)
+def test_learning_rates_follow_the_method(space: Any, method: str, low: float, high: float) -> None:
+    assert job(space, method=method).tune.space["train.learning_rate"] == {"float": [low, high], "log": True}
 
 
 def test_alpha_is_twice_the_rank() -> None:

@@ -55,9 +55,30 @@ def test_early_stopping_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("warmup", "stop"), [(0.0, 9), (0.2, 9), (0.5, 16), (0.9, 28)])
-def test_no_trial_is_stopped_in_its_warmup(warmup: float, stop: int) -> None:
-    scheduler = EarlyStopping(max_resource=30, patience=4, warmup=warmup)
+@pytest.mark.parametrize("of_the_trials", [False, True])
+def test_no_trial_is_stopped_in_its_warmup(warmup: float, stop: int, of_the_trials: bool) -> None:
+    scheduler = EarlyStopping(max_resource=30, patience=4, warmup=0.0 if of_the_trials else warmup)
+    assert scheduler.spare_warmup(warmup if of_the_trials else 0.0) == ""
     assert steps(scheduler, [lambda step: 0.0, lambda step: 1.0]) == [30, stop]
+
+
+@pytest.mark.parametrize(("warmup", "first"), [(0.0, 3), (0.1, 4), (0.4, 13), (0.41, 13), (1.0, 30)])
+def test_no_trial_is_extrapolated_in_its_warmup(warmup: float, first: int) -> None:
+    scheduler = Extrapolation(max_resource=30, startup=2)
+    assert scheduler.spare_warmup(warmup) == ""
+    good: list[Callable[[int], float]] = [lambda step: 1 / step] * 3
+    assert steps(scheduler, [*good, lambda step: 9.0])[3] == first
+
+
+@pytest.mark.parametrize("name", ["asha", "successive_halving", "hyperband", "moasha"])
+def test_a_rung_in_the_warmup_is_named(name: str) -> None:
+    def warning(share: float, **options: int) -> str:
+        return make_scheduler({"name": name, "max_resource": 9, **options}).spare_warmup(share)
+
+    assert warning(1 / 9) == ""
+    expected = "trials are compared after 1 of 9 parts, and up to 25% are warm-up: such values mislead; "
+    assert warning(0.25) == f"{expected}give the scheduler min_resource: 3"
+    assert warning(0.25, min_resource=3) == ""
 
 
 def test_the_best_trial_is_never_stopped() -> None:

@@ -12,9 +12,15 @@ import pytest
 import posttrain
 from posttrain.loop.retention import retention_sentences
 from posttrain.loop.state import RoundState
-from posttrain.loop.tuning import Tuning, tuning_sentences
+from posttrain.loop.tuning import Tuning, round_sentence, tuning_sentences
 from posttrain.select.reasons import join_reasons, uncertainty_reasons, weak_class_reason
 from posttrain.store.errors import UserError
+from posttrain.tune.space import Space
+from posttrain.tune.transfer.past import PastStudy, Task
+from posttrain.tune.transfer.savings import Savings
+from posttrain.tune.transfer.warm_start import choose_warm_start
+from posttrain.tune.trial import Trial, TrialState
+from posttrain.tune.versions import Goal
 from posttrain.web.charts.bars import funnel
 from posttrain.web.charts.heat_map import heat_map
 from posttrain.web.charts.rounds import CurvePoint, learning_curve_chart
@@ -180,6 +186,25 @@ def test_a_chart_of_our_words_is_translated_and_names_of_records_stay() -> None:
     assert kept.option["yAxis"][0]["data"] == ["读入", "完全重复", "保留"]
 
 
+def warm_start_sentences() -> list[str]:
+    """Returns what a round says of its warm start, in every case."""
+
+    def past(name: str, maximize: bool = False, space: dict[str, Any] | None = None, trials: int = 6) -> PastStudy:
+        goal = Goal("held-out loss", maximize, Space(space or {"rate": {"float": [0, 1]}}))
+        values = [Trial(n, {"rate": n / 9}, {"rate": n / 9}, TrialState.FINISHED, value=1.0 + n) for n in range(trials)]
+        return PastStudy(name, goal, Task({"records": 3.0}), tuple(values))
+
+    goal = past("this", space={"rate": {"float": [0, 1]}, "size": [1, 2]}).goal
+    other, useless = past("round 2", space={"depth": [1, 2]}), past("round 3", maximize=True)
+    cold, empty = choose_warm_start([past("round 1")], goal, Task({"records": 9.0})), past("round 4", trials=0)
+    warm = choose_warm_start([past("round 1"), other, useless, empty], goal, Task({"records": 3.0}))
+    unknown = choose_warm_start([past("round 1")], goal, Task())
+    saved = [Savings(5, trials, 1.0, 4.0, 1.0, sources).sentence for trials, sources in ((2, 1), (4, 2))]
+    texts = [*cold.sentences, *warm.sentences, *unknown.sentences, *saved]
+    assert len(texts) == 11
+    return [round_sentence(text) for text in texts]
+
+
 def test_sentences_on_tuned_settings() -> None:
     fields = {"round": 1, "rule": "records > 1", "values": "records = 12", "records": 12, "held_out": 6}
     fields |= {"metric": "loss", "maximize": False, "configured": {}, "trials": 3, "trained": 2.5}
@@ -194,5 +219,5 @@ def test_sentences_on_tuned_settings() -> None:
     outcomes = [Tuning(**fields, **same, value=value, value_before=value).sentences[0] for value in (0.5, None)]
     failed = Tuning(**fields, settings={rate: 1e-3}, before={rate: 1e-4}, value=0.25, value_before=None).sentences[0]
     state = RoundState(no_tuning="2 of 12 records can be held out, and 5 are needed")
-    for sentence in (*outcomes, failed, *tuning_sentences(state)):
+    for sentence in (*outcomes, failed, *tuning_sentences(state), *warm_start_sentences()):
         assert not has_english(CHINESE.line(sentence)), sentence

@@ -77,7 +77,7 @@ def run(
     from posttrain.tune.backends.registry import check_engine
     from posttrain.tune.budget import count_trials
     from posttrain.tune.lint import check_edges
-    from posttrain.tune.progress import describe_best
+    from posttrain.tune.progress import describe_best, describe_current
     from posttrain.tune.space import Space
     from posttrain.tune.study_files import FRONT_FOLDER
 
@@ -104,13 +104,17 @@ def run(
     if result.best is None:
         reason = next((trial.error for trial in result.trials if trial.error), "the budget was spent before one had")
         raise WorkError(f"no trial has a value: {reason}")
+    current = ""
+    if result.current is not None:
+        current = f"; {describe_current(result.current, result.best, section.several)}"
     if result.front:
-        print_line(f"{describe_best(result.best, section.several, result.front)}; {len(result.trials)} trials in all")
+        best = describe_best(result.best, section.several, result.front)
+        print_line(f"{best}; {len(result.trials)} trials in all{current}")
         limits = "" if section.several is None or section.several.meets_limits(result.best) else _NO_LIMITS
         print_line(f"chosen by the rule: {section.choose}{limits}; a config of each: {out / FRONT_FOLDER}")
     else:
         count = count_trials(len(result.trials))
-        print_line(f"{describe_best(result.best)} of {count}, by held-out {', '.join(section.metrics)}")
+        print_line(f"{describe_best(result.best)} of {count}, by held-out {', '.join(section.metrics)}{current}")
     for name, value in result.best.settings.items():
         print_line(f"  {name}: {value}")
     for warning in check_edges(Space(section.space, section.constraints), result.best):
@@ -127,7 +131,7 @@ def run(
     print_line(shlex.join(["posttrain", "train", "--config", str(out / "best.yaml"), "--out", "MODEL"]))
 
 
-FolderArgument = Annotated[Path, typer.Argument(help="Folder of the study.")]
+FolderArgument = Annotated[Path, typer.Argument(help="Folder of the study, or of a round's search.")]
 
 StorageOption = Annotated[str | None, typer.Option(help="The study's PostgreSQL database, as tune.storage.")]
 
@@ -143,12 +147,13 @@ def show(
     from posttrain.tune.progress import describe_best
     from posttrain.tune.stopping import read_reason
     from posttrain.tune.storage import LOCK, TRIALS_FOLDER, read_name
-    from posttrain.tune.study import read_left, read_study
+    from posttrain.tune.study import read_left
+    from posttrain.tune.transfer.past import read_kept_study
     from posttrain.tune.transfer.savings import describe_warm_start
     from posttrain.tune.trial import TrialState, lineage, rank, schedule_to_json
 
     name = read_name(folder, storage)
-    goal, trials = read_study(folder, storage, name)
+    goal, trials, _ = read_kept_study(folder, storage, name)
     left = read_left(folder, storage, name)
     best = goal.best_trial(trials)
     objectives = goal.objectives
@@ -220,11 +225,11 @@ def report(
 
     check_page_file(out)
     from posttrain.tune.storage import read_name
-    from posttrain.tune.study import read_study_events
+    from posttrain.tune.transfer.past import read_kept_study
     from posttrain.tune.transfer.savings import describe_warm_start
     from posttrain.web.study_report import write_study
 
-    goal, trials, events = read_study_events(folder, storage, read_name(folder, storage))
+    goal, trials, events = read_kept_study(folder, storage, read_name(folder, storage))
     sentences, savings = describe_warm_start(folder, goal, trials)
     warm_start = [*sentences, *([savings.sentence] if savings else [])]
     print_line(write_study(out, goal, trials, events, folder.resolve().name, warm_start))

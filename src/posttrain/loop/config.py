@@ -87,9 +87,11 @@ class Config(Section):
 
     @field_validator("tune")
     @classmethod
-    def _ready_spaces(cls, tune: TuneConfig | None, info: ValidationInfo) -> TuneConfig | None:
-        train = info.data.get("train")  # absent where it is wrong
-        return tune if tune is None or train is None else tune.with_ready_spaces(train)
+    def _defaults_of_the_training(cls, tune: TuneConfig | None, info: ValidationInfo) -> TuneConfig | None:
+        train, task = info.data.get("train"), info.data.get("task")  # absent where it is wrong
+        if tune is None or train is None or task is None:
+            return tune
+        return tune.for_training(_with_preference_objective(train, task), bool(task.labels))
 
     @field_validator("adjust", mode="before")
     @classmethod
@@ -244,10 +246,8 @@ def _with_preference_defaults(config: Config, task: TaskConfig) -> Config:
     if config.label.suggest == "ensemble":
         what = "people compare two answers of the champion without a suggestion"
         raise UserError(what, where="label.suggest", fix="leave it out")
-    train = config.train
-    if "objective" not in train.model_fields_set:
-        train = train.model_copy(update={"objective": "dpo"})
-    elif objective_spec(train.objective).shape != "pair":
+    train = _with_preference_objective(config.train, task)
+    if objective_spec(train.objective).shape != "pair":
         what = f"`{train.objective}` does not train on pairs of answers"
         raise UserError(what, where="train.objective", fix="use dpo or another objective on pairs")
     suites = {
@@ -256,6 +256,13 @@ def _with_preference_defaults(config: Config, task: TaskConfig) -> Config:
     }
     evaluate = config.evaluate.model_copy(update={"suites": suites})
     return config.model_copy(update={"train": train, "evaluate": evaluate})
+
+
+def _with_preference_objective(train: TrainConfig, task: TaskConfig) -> TrainConfig:
+    """Returns the training with DPO in a loop on preferences, where no objective is set."""
+    if task.kind == "preference" and "objective" not in train.model_fields_set:
+        return train.model_copy(update={"objective": "dpo"})
+    return train
 
 
 def _check_pseudo(config: Config) -> None:

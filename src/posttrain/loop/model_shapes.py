@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.loop.tune_config import SHAPE_KEYS, apply_settings
+from posttrain.loop.tune_config import SHAPE_KEYS
+from posttrain.loop.tune_settings import apply_settings
 from posttrain.models.shape import read_config
 from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig

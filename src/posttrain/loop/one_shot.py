@@ -12,14 +12,14 @@ import yaml
 
 from posttrain.loop.measured_trial import MeasuredTrial
 from posttrain.loop.model_costs import check_limits
-from posttrain.loop.tune_config import RANKS_PREFIX, TuneConfig, apply_settings
+from posttrain.loop.tune_config import TuneConfig
+from posttrain.loop.tune_settings import RANKS_PREFIX, apply_settings
 from posttrain.models.language_model import LanguageModel, load_language_model, save_language_model
 from posttrain.models.precision import choose_precision
 from posttrain.models.sources import TINY_MODEL
 from posttrain.store.errors import UserError
 from posttrain.store.files import remove_tree, sync_tree
 from posttrain.train.lora import merge_adapter, set_base_model
-from posttrain.train.objectives.registry import objective_spec
 from posttrain.train.standalone import CONFIG, SUMMARY, TrainJobConfig, train_standalone
 from posttrain.train.supernet import Supernet, add_subnetwork
 from posttrain.tune.context import Infeasible, TrialContext
@@ -104,8 +104,6 @@ def one_shot_config(config: TrainJobConfig, tune: TuneConfig, space: Space) -> d
     assert tune.one_shot is not None, "the config asks for it"
     if config.train.method != "lora":
         raise UserError("searches ranks of LoRA, and all weights are trained", where=_WHERE, fix="use method: lora")
-    if objective_spec(config.train.objective).output in ("reward", "classes"):
-        raise UserError(f"a model of `{config.train.objective}` has no answers to measure", where=_WHERE)
     if config.train.prune.is_set:
         what = "exports an adapter, and the pruned model that it is of is not kept"
         raise UserError(what, where=_WHERE, fix="prune in a training of its own, and search from that model")

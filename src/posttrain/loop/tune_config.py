@@ -1,10 +1,8 @@
 """The section ``tune`` of a config: what to search over trainings, and how a trained model is measured."""
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-import numpy as np
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from posttrain.evaluate.config import SuiteConfig
@@ -13,18 +11,15 @@ from posttrain.store.amounts import BYTES, COUNTS, read_amount
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.section import Section
 from posttrain.train.config import TrainConfig
+from posttrain.train.objectives.registry import OBJECTIVES, objective_spec
 from posttrain.train.standalone import TrainJobConfig
 from posttrain.tune.backends.registry import SILENCE
 from posttrain.tune.budget import Budget, Price, read_gain
 from posttrain.tune.objectives import COSTS, Objectives, read_objectives
-from posttrain.tune.space import Settings, Space
-from posttrain.tune.spaces import READY_KEY, expand, setting_values
+from posttrain.tune.spaces import READY_KEY, expand, values_of
 
 LOSS = "loss"
 """The metric that is computed of log-likelihoods: nats a token of the answers, or a record with a label set."""
-
-SETTING_PREFIX = "train."
-"""The beginning of a space's names that are keys of the config; others only help to derive values."""
 
 SHAPE_KEYS = ("train.prune.", "train.initialization.shape.")
 """The beginnings of the keys that decide the shape of the model that is trained."""
@@ -36,13 +31,14 @@ VALUE_NAMES = {
 }
 """Names in the rule that starts a search in a round, besides those of drift."""
 
-CHECKED_POINTS = 50
-"""Points of a space whose settings are tried before anything is trained."""
+OBJECTIVE_KEY = "train.objective"
+
+PREFERENCE_ACCURACY = "preference_accuracy"
+"""The default metric of objectives on pairs: the share of pairs whose better answer the model prefers."""
+
+_PREFERENCE = "preference"  # its scorer
 
 _WARMUP = "train.schedule.warmup"
-
-RANKS_PREFIX = "train.lora.ranks."
-"""The beginning of a space's names that end in a regular expression for modules, dots and all."""
 
 MODEL_COSTS = ("parameters", "adapter_parameters", "model_bytes", "latency")
 """Objectives that are properties of the trained model, and no metrics of a scorer; all but ``latency`` follow from its
@@ -156,7 +152,11 @@ class TuneConfig(Section):
     )
     constraints: list[str] = Field(default=[], description="Formulas that all settings must meet.")
     held_out: HeldOutConfig = Field(description="What models are measured on; a file, or a share, is enough.")
-    metric: str = Field(default=LOSS, description="What is measured: loss, or a metric of the scorer.")
+    metric: str = Field(
+        default=LOSS,
+        description="What is measured: loss, or a metric of the scorer; with an objective on pairs and no label set "
+        "preference_accuracy by default.",
+    )
     objectives: list[str | dict[str, Any]] = Field(
         default=[],
         description="Several in place of metric: names, or {metric, maximize, limit}; also seconds, tokens, "
@@ -238,8 +238,14 @@ class TuneConfig(Section):
         """True if greater values are better."""
         return self.metric not in _LEAST if self.maximize is None else self.maximize
 
-    def with_ready_spaces(self, train: TrainConfig) -> "TuneConfig":
-        """Returns the section with entries in the place of the names of ready spaces.
+    def for_training(self, train: TrainConfig, has_labels: bool) -> "TuneConfig":
+        """Returns the section for a training: entries replace the names of ready spaces, and its metric the default.
+
+        Objectives on pairs may lower the likelihood of the better answer, too (A. Pal et al., Smaug, 2024,
+        arXiv:2402.13228): by its loss a search would favour little training, so that their default is the accuracy of
+        the preferences. `preference_margin` has fewer ties, but grows as long as the model is trained, also where it
+        orders no more pairs rightly. With a label set the loss is that of the label among the others, which pairs
+        lower.
 
         Raises:
             UserError: there is no such ready space, or the training has nothing of what it searches.
@@ -248,7 +254,13 @@ class TuneConfig(Section):
         # A schedule with `warmup_steps`, or a cyclical one, has no share of warm-up: it would be searched in vain.
         if _WARMUP not in self.space and train.schedule.model_copy(update={"warmup": 0.5}).warmup_length(2) != 1:
             space.pop(_WARMUP, None)
-        return self.model_copy(update={"space": space})
+        changes: dict[str, Any] = {"space": space}
+        has_default = not self.objectives and "metric" not in self.model_fields_set
+        if has_default and not has_labels and self.held_out.scorer in (None, _PREFERENCE):
+            names = values_of(space, OBJECTIVE_KEY, train.objective, "tune.space")
+            if any(name in OBJECTIVES and OBJECTIVES[name].shape in ("pair", "labelled") for name in names):
+                changes["metric"] = PREFERENCE_ACCURACY
+        return self.model_copy(update=changes)
 
     def limit(self, budget: str | None = None) -> Budget:
         """Reads the budget, or the one of the command line in its place.
@@ -318,9 +330,9 @@ class TuneJobConfig(TrainJobConfig):
 
     @field_validator("tune")
     @classmethod
-    def _ready_spaces(cls, tune: TuneConfig, info: ValidationInfo) -> TuneConfig:
-        train = info.data.get("train")  # absent where it is wrong
-        return tune if train is None else tune.with_ready_spaces(train)
+    def _defaults_of_the_training(cls, tune: TuneConfig, info: ValidationInfo) -> TuneConfig:
+        train, task = info.data.get("train"), info.data.get("task")  # absent where it is wrong
+        return tune if train is None or task is None else tune.for_training(train, bool(task.labels))
 
     @property
     def training(self) -> TrainJobConfig:
@@ -330,61 +342,20 @@ class TuneJobConfig(TrainJobConfig):
 
 def check_model_costs(tune: TuneConfig, train: TrainConfig) -> None:
     """Raises a UserError if the size of an adapter is asked for, and a trial may train none."""
-    if "adapter_parameters" in (*tune.metrics, *tune.limits.values):
-        key = "train.method"
-        methods = setting_values(tune.space[key], f"tune.space.{key}") if key in tune.space else (train.method,)
-        if set(methods) != {"lora"}:
-            where = "tune.limits" if "adapter_parameters" in tune.limits.values else "tune.objectives"
-            what = "`adapter_parameters` are those of LoRA, and trials may train all weights"
-            raise UserError(what, where=where, fix="set train.method to lora, or use parameters")
+    methods = values_of(tune.space, "train.method", train.method, "tune.space")
+    if "adapter_parameters" in (*tune.metrics, *tune.limits.values) and set(methods) != {"lora"}:
+        where = "tune.limits" if "adapter_parameters" in tune.limits.values else "tune.objectives"
+        what = "`adapter_parameters` are those of LoRA, and trials may train all weights"
+        raise UserError(what, where=where, fix="set train.method to lora, or use parameters")
 
 
-def setting_path(key: str) -> list[str]:
-    """Returns the keys that lead to a setting; a pattern of ranks is one, dots and all."""
-    if key.startswith(RANKS_PREFIX):
-        return [*RANKS_PREFIX.rstrip(".").split("."), key.removeprefix(RANKS_PREFIX)]
-    return key.split(".")
+def check_measurable(tune: TuneConfig, train: TrainConfig) -> None:
+    """Raises a UserError if trials make reward models or classifiers, which no scorer measures.
 
-
-def apply_settings(values: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """Returns a config with settings laid over it; those whose names do not begin with ``train.`` only help others."""
-    changed: dict[str, Any] = json.loads(json.dumps(values))
-    for key, value in settings.items():
-        if key.startswith(SETTING_PREFIX):
-            *path, last = setting_path(key)
-            section = changed
-            for name in path:
-                if section.get(name) is None:  # a section that is off, such as train.lora.gates
-                    section[name] = {}
-                section = section[name]
-            section[last] = value
-    return changed
-
-
-def check_settings(space: Space, base: Mapping[str, Any]) -> None:
-    """Checks points of a space as settings of a training.
-
-    Args:
-        space: what is searched.
-        base: a `TrainJobConfig` as JSON values, which settings are laid over.
-
-    Raises:
-        UserError: the space has no key of the training, or settings that do not fit.
+    Scorers ask a model for answers, or for their likelihoods.
     """
-    used = space.used_names
-    for name in space.parameters:
-        if not name.startswith(SETTING_PREFIX) and name not in used:
-            what = f"`{name}` is no setting of a training, and no formula has it"
-            raise UserError(what, where="tune.space", fix=f"write {SETTING_PREFIX}{name}")
-    if not any(name.startswith(SETTING_PREFIX) for name in space.to_json()["entries"]):
-        what = f"{', '.join(space.parameters)} change no setting of a training"
-        raise UserError(what, where="tune.space", fix=f"derive one from them, such as {SETTING_PREFIX}learning_rate")
-    generator = np.random.default_rng(0)
-    for _ in range(CHECKED_POINTS):
-        point = space.complete(space.draw(generator))
-        try:
-            TrainJobConfig.read(apply_settings(base, point), "tune.space")
-        except UserError as error:
-            named = {name: value for name, value in point.items() if error.key and error.key.startswith(name)}
-            shown = "".join(f", as with {name} = {value}" for name, value in named.items())
-            raise UserError(f"{error.what}{shown}", where="tune.space", fix=error.fix) from None
+    for name in values_of(tune.space, OBJECTIVE_KEY, train.objective, "tune.space"):
+        if objective_spec(name).output in ("reward", "classes"):
+            where = f"tune.space.{OBJECTIVE_KEY}" if OBJECTIVE_KEY in tune.space else OBJECTIVE_KEY
+            what = f"`{name}` makes a model that judges and does not answer, so no trial can be measured"
+            raise UserError(what, where=where, fix="use posttrain train")

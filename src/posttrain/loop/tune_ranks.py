@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.loop.tune_config import CHECKED_POINTS, RANKS_PREFIX, apply_settings
+from posttrain.loop.tune_settings import CHECKED_POINTS, RANKS_PREFIX, apply_settings
 from posttrain.train.config import TrainConfig
 from posttrain.train.lora import check_ranks
 from posttrain.train.standalone import TrainJobConfig

@@ -2,62 +2,45 @@
 
 import json
 import logging
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from posttrain.evaluate.scorers.base import read_examples
-from posttrain.evaluate.scorers.likelihood import label_indices
+from posttrain.evaluate.scorers.likelihood import label_indices, preference_pairs
 from posttrain.loop.held_out import split_records
-from posttrain.loop.measured_trial import MeasuredTrial
-from posttrain.loop.model_costs import check_limits
 from posttrain.loop.model_shapes import check_shapes
 from posttrain.loop.one_shot import OneShotTrial, one_shot_config
-from posttrain.loop.tune_config import (
-    SETTING_PREFIX,
-    TuneConfig,
-    apply_settings,
-    check_model_costs,
-    check_settings,
-    setting_path,
-)
-from posttrain.loop.tune_features import EARLY_FOLDER, data_task, early_losses, model_features
+from posttrain.loop.training_trial import TrainingTrial
+from posttrain.loop.tune_config import TuneConfig, check_measurable, check_model_costs
+from posttrain.loop.tune_features import data_task, early_losses, model_features
 from posttrain.loop.tune_ranks import check_rank_patterns
-from posttrain.models.language_model import LanguageModel, load_language_model
-from posttrain.models.precision import choose_precision
+from posttrain.loop.tune_settings import SETTING_PREFIX, apply_settings, check_settings, configured_values, find_point
+from posttrain.loop.tune_warmup import warmup_share
 from posttrain.models.sources import fetch_once, locate
 from posttrain.store.errors import UserError
-from posttrain.store.files import make_folder, write_atomically
 from posttrain.store.hashing import digest
-from posttrain.train.callbacks import Callback, CallbackList, TrainingStopped
 from posttrain.train.config import OPERATIONAL_SECTIONS, can_change_on_resume
 from posttrain.train.data.tokenise import content_digest
-from posttrain.train.monitor.metrics import StepValues
-from posttrain.train.standalone import TrainJobConfig, train_standalone
+from posttrain.train.standalone import TrainJobConfig
 from posttrain.tune.api import TuneResult, check_objectives, optimize
 from posttrain.tune.backends.base import Backend
 from posttrain.tune.backends.registry import check_engine
 from posttrain.tune.backends.registry import open_backend as open_engine
 from posttrain.tune.budget import Budget
-from posttrain.tune.context import TrialContext, TrialInterrupted
-from posttrain.tune.objectives import Measured
 from posttrain.tune.parts import check_part
 from posttrain.tune.samplers.initial import read_points
 from posttrain.tune.samplers.registry import SAMPLERS
 from posttrain.tune.schedulers.registry import SCHEDULERS, make_scheduler
 from posttrain.tune.space import Space
-from posttrain.tune.transfer.past import EARLY_STEP, PastStudy, Task, read_past
+from posttrain.tune.transfer.past import PastStudy, Task, read_past
 from posttrain.tune.trial import Trial
 
 log = logging.getLogger("posttrain")
-
-_MODEL, _EVALUATIONS = "model", "evaluations.json"
 
 _BASE = Path("trials") / "base"  # the initial model, where it had to be fetched
 
@@ -104,6 +87,7 @@ def tune_trainings(
     if tune.sampler is not None:
         check_part(SAMPLERS, tune.sampler, "tune.sampler", 3)
     check_part(SCHEDULERS, tune.scheduler, "tune.scheduler", 0)
+    check_measurable(tune, config.train)
     supernet = None if tune.one_shot is None else one_shot_config(config, tune, space)
     if supernet is not None and not any((limit.trials, limit.seconds, limit.gpu_seconds, limit.money)):
         raise UserError("trials of one_shot process no tokens", where="tune.budget", fix="give such as 50 trials")
@@ -122,8 +106,6 @@ def tune_trainings(
     source = locate(config.model, Path(), weights=config.train.initialization.method == "none")
     check_shapes(space, config.model_dump(mode="json"), source)
     training, held_out = split_records(records, tune, config, root)
-    if suite.scorer == "label_likelihood":  # before any training, after which it would find the same
-        label_indices(read_examples(held_out, "tune.held_out"), config.task.label_set or [], "tune.held_out")
     shared: dict[str, Any] = {
         "base": config.model_dump(mode="json"),
         "model": source,
@@ -146,6 +128,7 @@ def tune_trainings(
         workers=workers,
         migrate=migrate,
         initial=tune.initial,
+        current=_current_point(trial, space),
         past=past,
     )
     if isinstance(trial, OneShotTrial) and result.best is not None:
@@ -154,7 +137,7 @@ def tune_trainings(
 
 
 def search_trainings(
-    trial: "TrainingTrial | OneShotTrial",
+    trial: TrainingTrial | OneShotTrial,
     tune: TuneConfig,
     out: Path,
     *,
@@ -163,6 +146,7 @@ def search_trainings(
     workers: int | None = None,
     migrate: bool = False,
     initial: Sequence[Mapping[str, Any]] = (),
+    current: Mapping[str, Any] | None = None,
     past: Sequence[PastStudy] = (),
 ) -> TuneResult:
     """Searches the settings of a training whose records have been split.
@@ -174,6 +158,7 @@ def search_trainings(
         budget: of the study.
         engine, workers, migrate: as in `tune_trainings`.
         initial: points that are tried first.
+        current: the point of the settings in force, which a new study tries before them.
         past: earlier studies that this one may start from.
 
     Raises:
@@ -182,6 +167,10 @@ def search_trainings(
     """
     space, parts = Space(tune.space, tune.constraints, "tune.space"), training_parts(tune)
     check_rank_patterns(space, trial.base, trial.model)
+    _check_answers(trial)
+    scheduler = make_scheduler(tune.scheduler)
+    if warning := scheduler.spare_warmup(warmup_share(space, trial.base, trial.records.num_rows)):
+        log.warning("  %s", warning)
     base = out / _BASE
 
     def open_backend() -> Backend:
@@ -203,8 +192,9 @@ def search_trainings(
         budget=budget,
         sampler=tune.sampler
         or (None if tune.one_shot is None or tune.several is not None else "regularized_evolution"),
-        scheduler=tune.scheduler,
+        scheduler=scheduler,
         initial=initial,
+        current=current,
         seed=trial.base["seed"],
         out=out,
         storage=tune.storage,
@@ -225,139 +215,8 @@ def search_trainings(
         stop=None if tune.stop is None else {"gain": tune.stop.gain},
         past=past,
         task=task,
-        defaults=_values(trial.base, space),
+        defaults=configured_values(trial.base, space.parameters),
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingTrial(MeasuredTrial):
-    """The function of the study: trains with a trial's settings, and measures what was trained.
-
-    A training is cut into equal parts. After each the training stops behind its checkpoint, the model is measured, and
-    the value is reported; then the training resumes, in this run or in a later one. So the result is that of one
-    training that was never stopped. A trial of a population finds a copy of its parent's folder, and goes on from that
-    checkpoint with its own settings.
-
-    Args:
-        parts: number of parts, which is the resource of a whole training.
-        difficulties: float64 [records], a higher one is harder; None: as the config has it.
-        weights: float64 [records], of the records in the loss; None: as the config has it.
-    """
-
-    parts: int
-    difficulties: np.ndarray | None = None
-    weights: np.ndarray | None = None
-
-    def __call__(self, trial: TrialContext) -> Measured:
-        """Runs a trial from where it is; returns the value of the trained model, of several metrics a list.
-
-        Raises:
-            Infeasible: the model is over a limit.
-        """
-        file = trial.folder / _EVALUATIONS
-        values: list[Measured] = json.loads(file.read_bytes()) if file.exists() else []
-        if values:  # its report may have been lost in a kill
-            trial.report(len(values), values[-1])
-        config = TrainJobConfig.read(apply_settings(self.base, trial.settings), f"trial {trial.number}")
-        costs = self.shape_costs(config.train)  # before anything is trained
-        while len(values) < self.parts:
-            early = trial.folder.parent / EARLY_FOLDER / f"{trial.number:04d}.json"
-            share = (len(values) + 1) / self.parts
-            measure = _StopAndMeasure(share, self.parts, partial(self.measure, costs), early, trial.show_life)
-            finished = self._train(trial.folder / _MODEL, config, measure)
-            if measure.interruption is not None and not finished:
-                raise measure.interruption
-            if finished:
-                lm = load_language_model(trial.folder / _MODEL, config.task, choose_precision())
-                measure.value = self.measure(costs, lm)
-            assert measure.value is not None, "the training was stopped, and its model measured"
-            check_limits(costs, self.limits)  # with the latency
-            values.append(measure.value)
-            write_atomically(file, json.dumps(values).encode())
-            trial.report(len(values), values[-1], tokens=measure.tokens)
-            if finished:
-                break
-        return values[-1]
-
-    def with_model(self, folder: Path) -> "TrainingTrial":
-        """Returns the trial with the initial model in a folder."""
-        return replace(self, model=str(folder))
-
-    def _train(self, out: Path, config: TrainJobConfig, measure: "_StopAndMeasure") -> bool:
-        """Trains until the callback stops it; returns whether the training is done."""
-        level = log.level
-        log.setLevel(logging.WARNING)  # what a training says is for whoever runs one
-        try:
-            # Data never change, and settings only from a parent's to those of a trial that goes on from it.
-            train_standalone(
-                out,
-                config,
-                self.records,
-                Path(self.model),
-                fork=True,
-                callbacks=CallbackList(measure),
-                difficulties=self.difficulties,
-                weights=self.weights,
-            )
-        except TrainingStopped:
-            return False
-        finally:
-            log.setLevel(level)
-        return True
-
-
-class _StopAndMeasure(Callback):
-    """Stops a training after a share of its steps, and measures the model; keeps the training loss at step 10.
-
-    Args:
-        share: of the steps.
-        parts: that the training is cut into.
-        measure: returns the value of a model.
-        early: file of the early loss.
-        show_life: called after each step, as a report is due after a part alone.
-
-    Attributes:
-        tokens: that the steps have processed.
-        value: of the model that was stopped, or several; None before.
-        interruption: why the run is to end, between two parts; None: it is not to.
-    """
-
-    def __init__(
-        self,
-        share: float,
-        parts: int,
-        measure: Callable[[LanguageModel], Measured],
-        early: Path,
-        show_life: Callable[[], None],
-    ) -> None:
-        self._share, self._measure, self._early, self._goal = share, measure, early, 0
-        self._parts, self._show_life = parts, show_life
-        self.tokens = 0
-        self.value: Measured | None = None
-        self.interruption: TrialInterrupted | None = None
-
-    def on_begin(self, steps: int, total: int) -> bool:
-        if total < self._parts:
-            what = f"a training has {total} steps, and {self._parts} parts"
-            raise UserError(what, where="tune.scheduler.max_resource", fix=f"give at most {total}, or train longer")
-        # Rounded first: 3 / 9 of 9 steps is not to be 4 of them.
-        self._goal = math.ceil(round(self._share * total, 6))
-        return steps >= self._goal
-
-    def on_step(self, step: StepValues) -> bool:
-        self.tokens += step.tokens
-        if step.step + 1 == EARLY_STEP and math.isfinite(step.loss):
-            make_folder(self._early.parent)
-            write_atomically(self._early, json.dumps(step.loss).encode())
-        try:
-            self._show_life()
-        except TrialInterrupted as interruption:
-            self.interruption = interruption  # raised behind the checkpoint, so that no step is lost
-        return self.interruption is not None or step.step + 1 >= self._goal
-
-    def on_stop(self, model: LanguageModel) -> None:
-        if self.interruption is None:
-            self.value = self._measure(model)
 
 
 def training_parts(tune: TuneConfig) -> int:
@@ -369,19 +228,22 @@ def training_parts(tune: TuneConfig) -> int:
     return make_scheduler(tune.scheduler).max_resource or 1
 
 
-def _values(base: Mapping[str, Any], space: Space) -> dict[str, Any]:
-    """Returns the values that the config has of the parameters of a space."""
-    values: dict[str, Any] = {}
-    for name in space.parameters:
-        section: Any = base
-        for key in setting_path(name):
-            section = section.get(key) if isinstance(section, Mapping) else None
-        if section is not None:
-            values[name] = section
-    return values
+def _check_answers(trial: TrainingTrial | OneShotTrial) -> None:
+    """Raises a UserError if held-out records lack what the scorer needs, as it would after the first training."""
+    examples = read_examples(trial.held_out, "tune.held_out")
+    if trial.suite.scorer == "label_likelihood":
+        label_indices(examples, trial.base["task"]["labels"] or [], "tune.held_out")
+    elif trial.suite.scorer == "preference":
+        examples.check_prompts("tune.held_out")
+        preference_pairs(examples, "tune.held_out")
 
 
-def _without_operations(trial: "TrainingTrial | OneShotTrial") -> dict[str, Any]:
+def _current_point(trial: TrainingTrial | OneShotTrial, space: Space) -> dict[str, Any] | None:
+    """Returns the point of the config's own settings; None where they are none of the space."""
+    return find_point(space, trial.base, configured_values(trial.base, space.to_json()["entries"]), {})
+
+
+def _without_operations(trial: TrainingTrial | OneShotTrial) -> dict[str, Any]:
     """Returns what decides the result of a training, but for data and model."""
     base = trial.base
     train = {key: value for key, value in base["train"].items() if key not in OPERATIONAL_SECTIONS}
@@ -396,7 +258,7 @@ def _check_forks(space: Space, config: TrainJobConfig) -> None:
             raise UserError(
                 f"`{name}` cannot change while a training runs, as it does in a population",
                 where="tune.scheduler",
-                fix="search learning rate, schedule, weight decay, dropout or loss weights, or use asha",
+                fix="search learning rate, schedule, weight decay, dropout or settings of the objective, or use asha",
             )
     if not config.train.checkpoint.enabled:
         what = "there are none, and a population goes on from them"

@@ -7,15 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from posttrain.loop.adjust import adjustment_rules, config_value
 from posttrain.loop.drift import VALUE_NAMES as DRIFT_VALUES
-from posttrain.loop.tune_config import (
-    RANKS_PREFIX,
-    SETTING_PREFIX,
-    VALUE_NAMES,
-    TuneConfig,
-    apply_settings,
-    check_model_costs,
-    check_settings,
-)
+from posttrain.loop.tune_config import VALUE_NAMES, TuneConfig, check_model_costs
+from posttrain.loop.tune_settings import RANKS_PREFIX, SETTING_PREFIX, apply_settings, check_settings
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.expression import Rule, parse
 from posttrain.store.paths import locate_path
@@ -52,6 +45,7 @@ class Tuning:
         before: Values of the keys until then; ``configured`` their values in ``posttrain.yaml`` at that time.
         value: Metric of the settings; ``value_before`` of those before, None where their training failed.
         trials: Trials of the study; ``trained`` is their work in whole trainings, with that of the settings before.
+        warm_start: Sentences on what it learned from earlier rounds, and what that saved.
     """
 
     round: int
@@ -68,6 +62,7 @@ class Tuning:
     value_before: float | None
     trials: int
     trained: float
+    warm_start: Sequence[str] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields, for JSON."""
@@ -87,15 +82,21 @@ class Tuning:
         if not self.changes:
             why = "no training has a value" if self.value is None else f"nothing better than {_number(self.value)}"
             outcome = f"tuned, and the settings stay: {why}"
-            return [f"{outcome}; {measured}; {spent}", self._reason]
+            return [f"{outcome}; {measured}; {spent}", *self.warm_start, self._reason]
         before = "none" if self.value_before is None else _number(self.value_before)
         changes = [f"{key} {_number(old)} → {_number(new)}" for key, (old, new) in self.changes.items()]
         outcome = f"tuned from {before} to {_number(self.value)}"
-        return [f"{outcome}; {measured}; {spent}", *(f"tuned {change}" for change in changes), self._reason]
+        tuned = (f"tuned {change}" for change in changes)
+        return [f"{outcome}; {measured}; {spent}", *tuned, *self.warm_start, self._reason]
 
     @property
     def _reason(self) -> str:
         return f"tuned by the rule {self.rule} ({self.values})"
+
+
+def round_sentence(text: str) -> str:
+    """Returns a sentence on a study's warm start as one on a round, whose subject is not the study."""
+    return f"the search {text}" if text.startswith("starts ") else text
 
 
 def tuning_sentences(state: "RoundState") -> list[str]:

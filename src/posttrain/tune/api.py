@@ -50,15 +50,16 @@ class TuneResult:
     """The outcome of a study.
 
     Attributes:
-        best: the trial with the best value, of several objectives the one that is chosen of the front; None if no trial
-            has a value.
+        best: the trial with the best value, of several objectives the one that is chosen; None if none has a value.
         trials: all trials, by number.
         front: with several objectives, the finished trials that no other is better than in every one, by number.
+        current: the trial of the settings in force before the study; None if they were not tried.
     """
 
     best: Trial | None
     trials: Sequence[Trial]
     front: Sequence[Trial] = ()
+    current: Trial | None = None
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -214,6 +215,7 @@ def optimize(
     sampler: Any = None,
     scheduler: Any = "none",
     initial: Sequence[Mapping[str, Any]] = (),
+    current: Mapping[str, Any] | None = None,
     seed: int = 0,
     out: str | Path | None = None,
     storage: str | None = None,
@@ -232,6 +234,7 @@ def optimize(
 
     Args:
         open_backend: returns the backend, once everything has been checked.
+        current: the point of the settings in force, which is tried first, but not in a study begun without it.
         objective: name of what is measured.
         maximize: whether greater values are better.
         identity: what else decides the values, such as a digest of the data, by name; a study of another is refused.
@@ -286,6 +289,8 @@ def optimize(
         backend = stack.enter_context(open_backend())
         goal = Goal(objective, maximize, space, several=several)
         warm_start = _warm_start(study, goal, past, task, defaults)
+        if current is not None and (not study.trials or study.trials[0].drawn == current):
+            first = [dict(current), *(point for point in first if point != current)]
         points = [*first, *(point for point in warm_start.points if point not in first)]
         if warm_start.sources:
             predicted = predicted_points(budget.trials)
@@ -294,7 +299,6 @@ def optimize(
             )
         elif points:
             chosen_sampler = InitialPoints(chosen_sampler, points)
-
         rule = None if gain is None else GainRule(space, gain, budget, maximize=goal.maximize, seed=seed, folder=folder)
 
         def keep_task() -> None:
@@ -325,7 +329,8 @@ def optimize(
         finally:
             keep_task()
             files.write()
-        return TuneResult(study.best, tuple(study.trials), tuple(study.front))
+        tried = next((trial for trial in study.trials if trial.drawn == current), None)
+        return TuneResult(study.best, tuple(study.trials), tuple(study.front), tried)
 
 
 def check_objectives(

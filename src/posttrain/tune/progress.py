@@ -66,6 +66,16 @@ class ProgressLines:
         return self._budget.left(len(self._study.trials), self._spent())
 
 
+def describe_current(current: Trial, best: Trial, objectives: Objectives | None = None) -> str:
+    """Formats what the config's own settings came to beside the best, such as ``the config's own settings 0.45``."""
+    if current.number == best.number:
+        return "the config's own settings, which nothing beat"
+    if current.latest is None:
+        return f"the config's own settings {current.state}"
+    at = "" if current.state is TrialState.FINISHED else f" at step {current.step}"
+    return f"the config's own settings {_values_text(current, objectives)}{at}"
+
+
 def _describe(trial: Trial, objectives: Objectives) -> str:
     if trial.state is TrialState.FAILED:
         return f"trial {trial.number} failed: {trial.error}"

@@ -1,6 +1,8 @@
 """Ready entries of spaces for trainings: the usual ranges, by name.
 
-The same ranges serve every size of model and data: no recorded curves show that narrower ones are better.
+Learning rates have a range of their own with LoRA: in all three searches of BENCHMARKS.md ("Tuning: a real search of 30
+minutes") the best rate lay on the upper end of that for all weights. Other ranges serve every method, and all of them
+every size of model and data: we have no curves over sizes by which to narrow them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +18,10 @@ AUTO = "auto"
 READY_KEY = "ready"
 """The key of a space that names ready ones."""
 
-_METHOD, _OBJECTIVE = "train.method", "train.objective"
+_METHOD, _OBJECTIVE, _RATE = "train.method", "train.objective", "train.learning_rate"
+
+_RATES = {"full": Float(1e-6, 1e-3, log=True), "lora": Float(1e-5, 1e-2, log=True)}
+"""The range of learning rates, by method."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ _KL = Float(0.001, 0.5, log=True)
 READY: Mapping[str, ReadySpace] = {
     "optimizer": ReadySpace(
         {
-            "train.learning_rate": Float(1e-6, 1e-3, log=True),
+            _RATE: _RATES["full"],
             "train.schedule.warmup": Float(0.0, 0.1),
             "train.batch_size": Choice((8, 16, 32, 64)),
             "train.optimizer.weight_decay": Float(1e-4, 0.1, log=True),
@@ -75,7 +80,8 @@ def ready(*names: str, method: str = "full", objective: str = "sft") -> dict[str
 
     Args:
         names: of `READY`, or ``auto`` for those of a training's method and objective.
-        method, objective: of the training, for ``auto``.
+        method, objective: of the training, for ``auto``; the method also decides the range of learning rates, and is
+            ``lora`` where that is among the names.
 
     Raises:
         UserError: there is no such ready space.
@@ -85,7 +91,8 @@ def ready(*names: str, method: str = "full", objective: str = "sft") -> dict[str
         if name == AUTO:
             entries |= expand({READY_KEY: AUTO}, method=method, objective=objective)
         else:
-            entries |= {key: entry.to_json() for key, entry in _named(name, "ready").entries.items()}
+            methods = ("lora",) if "lora" in names else (method,)
+            entries |= {key: entry.to_json() for key, entry in _entries(_named(name, "ready"), methods).items()}
     return entries
 
 
@@ -110,10 +117,7 @@ def expand(
     names = space[READY_KEY] if isinstance(space[READY_KEY], list) else [space[READY_KEY]]
     if not names:
         raise UserError("names no ready space", where=f"{where}.{READY_KEY}", fix=suggest("", [AUTO, *READY]))
-    values = {
-        key: setting_values(own[key], f"{where}.{key}") if key in own else (value,)
-        for key, value in ((_METHOD, method), (_OBJECTIVE, objective))
-    }
+    values = {key: values_of(own, key, value, where) for key, value in ((_METHOD, method), (_OBJECTIVE, objective))}
     entries: dict[str, Any] = {}
     for name in names:
         if name == AUTO:
@@ -124,11 +128,27 @@ def expand(
             if not _fits(part, values):
                 what = f"`{name}` belongs to {part.key}={part.value}, and the training has {values[part.key][0]}"
                 raise UserError(what, where=where, fix=f"set {part.key}={part.value}, or leave `{name}` out")
-            for key, entry in part.entries.items():
+            for key, entry in _entries(part, values[_METHOD]).items():
                 if len(values.get(part.key, ())) > 1:
                     entry = replace(entry, when=f"{part.key} == '{part.value}'")  # type: ignore[type-var]
                 entries[key] = entry.to_json()
     return entries | own
+
+
+def values_of(space: Mapping[str, Any], key: str, configured: Any, where: str = "space") -> Sequence[Any]:
+    """Returns the values that trials have of a key: those of a choice, a fixed one, or the configured one.
+
+    Raises:
+        UserError: the space has something else of the key, such as a range.
+    """
+    if key not in space:
+        return (configured,)
+    read = read_entry(space[key], f"{where}.{key}")
+    if isinstance(read, Choice):
+        return read.values
+    if isinstance(read, Fixed):
+        return (read.value,)
+    raise UserError("is no choice of names", where=f"{where}.{key}", fix="list the values")
 
 
 def _named(name: Any, where: str) -> ReadySpace:
@@ -137,14 +157,14 @@ def _named(name: Any, where: str) -> ReadySpace:
     return READY[name]
 
 
-def setting_values(entry: Any, where: str) -> Sequence[Any]:
-    """Returns the values that a space has of a key: those of a choice, or a fixed one."""
-    read = read_entry(entry, where)
-    if isinstance(read, Choice):
-        return read.values
-    if isinstance(read, Fixed):
-        return (read.value,)
-    raise UserError("is no choice of names", where=where, fix="list the values")
+def _entries(part: ReadySpace, methods: Sequence[Any]) -> dict[str, Entry]:
+    """Returns the entries of a ready space for trainings with these methods."""
+    entries = dict(part.entries)
+    if _RATE in entries:
+        ranges = [_RATES[method] for method in methods if method in _RATES] or [_RATES["full"]]
+        low, high = min(entry.low for entry in ranges), max(entry.high for entry in ranges)
+        entries[_RATE] = Float(low, high, log=True)
+    return entries
 
 
 def _fits(part: ReadySpace, values: Mapping[str, Sequence[Any]]) -> bool:

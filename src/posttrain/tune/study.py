@@ -324,7 +324,12 @@ def read_study_events(
 
 
 def read_left(folder: Path | None = None, url: str | None = None, name: str = "tune") -> str:
-    """Returns what is left of a study's budget, that of the last session, such as ``12 trials, 4m 10s left``."""
+    """Returns what is left of a study's budget, that of the last session, such as ``12 trials, 4m 10s left``.
+
+    Nothing of a study whose database is gone, and of one that was begun before budgets were kept.
+    """
+    if url is None and (folder is None or not (folder / STUDY_FILE).is_file()):
+        return ""
     with _stored_study(folder, url, name) as (storage, study):
         if BUDGET_KEY not in study.user_attrs:
             return ""

@@ -25,6 +25,9 @@ Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 """Column names, and rows of cells."""
 
 
+PAGE_BYTES = 2_000_000
+"""Size of a report that can still be mailed; the charting library is 0.74 MB of it."""
+
 SCRIPTS = ("static/echarts/echarts.min.js", "static/charts.js")
 """The scripts of a page with charts, in the order in which they run."""
 

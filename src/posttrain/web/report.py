@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from posttrain.tune.importance import measure_importance
+from posttrain.tune.transfer.past import PastStudy
 from posttrain.web import formatting
 from posttrain.web.charts.bars import bars, count_rows, funnel_charts, stacked_bars
 from posttrain.web.charts.chart import Chart
@@ -13,19 +16,21 @@ from posttrain.web.charts.heat_map import heat_map
 from posttrain.web.charts.lineage import lineage
 from posttrain.web.charts.rounds import DECISION_NAMES, CurvePoint, learning_curve_chart
 from posttrain.web.formatting import gain_text, is_share, level_text, metric_name, reason_text
-from posttrain.web.page import Tile, now_text, render_page, write_page
+from posttrain.web.page import PAGE_BYTES, Tile, now_text, render_page, write_page
 from posttrain.web.report_data import GainRow, Report, RoundRow
 from posttrain.web.selection_view import selections_view
+from posttrain.web.study_report import summarize
+from posttrain.web.study_view import study_view
 from posttrain.web.training_reader import TrainingCurves
 from posttrain.web.training_view import training_view
 
 __all__ = ["Report", "render_report", "render_training", "write_report", "write_training"]
 
-PAGE_BYTES = 2_000_000
-"""Size of a report that can still be mailed; the charting library is 0.74 MB of it."""
-
 _TRAININGS = 20
 """Number of trainings drawn, the latest; earlier ones are only counted."""
+
+_SEARCHES = 3
+"""Searches of settings that are drawn, the latest."""
 
 _CLASSES = 20
 """Number of classes whose recall is drawn, the worst."""
@@ -71,12 +76,26 @@ def _render(report: Report, detail: float) -> str:
         selections=selections_view(report.selections, detail),
         trainings=[training_view(training, len(latest) / detail) for training in latest],
         undrawn=len(report.trainings) - len(latest),
+        searches=[_search_view(search, detail) for search in report.searches[-_SEARCHES:]],
+        unshown=max(0, len(report.searches) - _SEARCHES),
         levels_of_bars=interval_levels(report),
         metric_text=formatting.metric_text,
         gain_text=formatting.gain_text,
         decisions=DECISION_NAMES,
         metrics=table_metrics(report),
     )
+
+
+def _search_view(search: PastStudy, detail: float) -> dict[str, Any]:
+    """Returns what the template shows of a round's search."""
+    goal, trials = search.goal, search.trials
+    importance = measure_importance(goal.space, trials, maximize=goal.maximize)
+    return {
+        "name": search.name,
+        "count": len(trials),
+        "sentence": summarize(goal, trials, importance),
+        "view": study_view(goal, trials, (), importance, detail / _SEARCHES),
+    }
 
 
 def write_report(report: Report, path: Path) -> None:

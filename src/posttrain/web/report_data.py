@@ -7,6 +7,7 @@ from posttrain.inspect.champion import RollbackReport
 from posttrain.inspect.random_baseline import Comparison
 from posttrain.loop.batch_counts import BatchCounts
 from posttrain.loop.drift import drift_sentence
+from posttrain.tune.transfer.past import PastStudy
 from posttrain.web.charts.lineage import LineageNode
 from posttrain.web.selection_reader import Selection
 from posttrain.web.training_reader import TrainingCurves
@@ -140,6 +141,7 @@ class Report:
         baseline: comparison with random selection, if `run --baseline random` ran.
         selections: the rounds' batches, oldest first.
         trainings: the rounds' trainings, oldest first.
+        searches: the rounds' searches of settings, oldest first.
         timings: anything else that was timed, in seconds, such as the time outside model compute.
         created: time of creation, as text.
         rollback: the roll-back that restored the champion, or None.
@@ -165,6 +167,7 @@ class Report:
     baseline: Comparison | None = None
     selections: tuple[Selection, ...] = ()
     trainings: tuple[TrainingCurves, ...] = ()
+    searches: tuple[PastStudy, ...] = ()
     final: Mapping[str, float] = field(default_factory=dict)
     timings: Mapping[str, float] = field(default_factory=dict)
     created: str = ""

@@ -16,10 +16,12 @@ from posttrain.loop.canary import describe_canary
 from posttrain.loop.config import Config
 from posttrain.loop.history import finished_rounds
 from posttrain.loop.model_registry import ModelRegistry
+from posttrain.loop.stages.tune import Tune
 from posttrain.loop.state import RoundState
-from posttrain.store.errors import DamagedArtifactError
+from posttrain.store.errors import DamagedArtifactError, UserError
 from posttrain.store.rows import Deployment, Round
 from posttrain.store.workspace import Workspace
+from posttrain.tune.transfer.past import PastStudy
 from posttrain.web import report_data as page
 from posttrain.web.charts.lineage import LineageNode
 from posttrain.web.page import now_text
@@ -55,6 +57,7 @@ def read_report(workspace: Workspace, config: Config) -> page.Report:
         baseline=_comparison(workspace, config),
         selections=read_selections(workspace),
         trainings=tuple(training for training in trainings.values() if training is not None),
+        searches=_searches(workspace, rounds),
     )
 
 
@@ -319,6 +322,19 @@ def _trainings(workspace: Workspace, rounds: list[Round]) -> dict[int, TrainingC
     return {
         number: read_round_training(workspace, run, f"round {number}") for number, run in candidates if run is not None
     }
+
+
+def _searches(workspace: Workspace, rounds: list[Round]) -> tuple[PastStudy, ...]:
+    """Reads the rounds' searches of settings, without those that are damaged."""
+    searches = []
+    for state in map(RoundState.from_row, rounds):
+        if state.tuning is not None and Tune.name in state.outputs:
+            try:
+                folder = workspace.artifacts.path(state.outputs[Tune.name])
+                searches.append(PastStudy.read(folder, f"round {state.tuning['round']}"))
+            except (DamagedArtifactError, UserError) as error:
+                log.warning("%s; its search is left out", error)
+    return tuple(searches)
 
 
 def _timings(workspace: Workspace, rounds: list[Round]) -> dict[str, float]:

@@ -17,8 +17,7 @@ from posttrain.web.charts.bars import format_seconds
 from posttrain.web.charts.chart import truncate
 from posttrain.web.formatting import number_text, percent_text
 from posttrain.web.front_view import front_charts, hypervolume_chart
-from posttrain.web.page import Table, Tile, now_text, render_page, write_page
-from posttrain.web.report import PAGE_BYTES
+from posttrain.web.page import PAGE_BYTES, Table, Tile, now_text, render_page, write_page
 from posttrain.web.study_view import setting_text, study_view
 
 _BEST = 20  # rows of the table of trials
@@ -38,7 +37,7 @@ def render_study(
     Args:
         goal: what the study searches.
         trials: its trials, by number.
-        events: what happened, in its order.
+        events: what happened, in its order; empty of a search whose times were not kept.
         name: of the study.
         warm_start: sentences on how it was started, and what that saved.
 
@@ -73,6 +72,7 @@ def render_study(
             within_limits=best is None or not front or goal.objectives.meets_limits(best),
             objective_parts=[part.render(events, detail / len(parts)) for part in parts],
             unvalued=_unvalued(trials),
+            timed=bool(events) or not trials,
             trials=_best_trials(goal, trials, front),
             states=_states(trials),
             errors=_errors(trials),
@@ -221,7 +221,8 @@ def _headline(
         middle = number_text(median(compared.values()))
         tiles.append((middle, "median", f"of {_count(len(compared), 'trial')}{_at_step(importance)}"))
     tiles.append((f"{len(trials):,}", "trials", _states_text(trials)))
-    tiles.append((format_seconds(sum(trial.seconds for trial in trials)), "of work", "all trials together"))
+    if work := sum(trial.seconds for trial in trials):
+        tiles.append((format_seconds(work), "of work", "all trials together"))
     if tokens := sum(trial.tokens for trial in trials):
         tiles.append((number_text(float(tokens)), "tokens", "of all trials"))
     return tuple(tiles)

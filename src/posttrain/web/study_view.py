@@ -68,7 +68,7 @@ def study_view(
     Args:
         goal: what the study searches; of several objectives one, with its values alone (`with_objective`).
         trials: its trials, by number.
-        events: what happened, in its order.
+        events: what happened, in its order; where they are not known there is no history by seconds and tokens.
         importance: of its settings.
         detail: share of the points that are drawn where there are too many.
     """
@@ -139,7 +139,7 @@ def _history(
     million = tokens >= 1_000_000
     axes = [
         ("trial", {trial.number: float(trial.number) for trial in valued}),
-        (f"{unit} of the study", {trial.number: spent[trial.number][0] / seconds for trial in valued}),
+        (f"{unit} of the study", {number: clock / seconds for number, (clock, _) in spent.items()}),
         (
             "million tokens of all trials" if million else "tokens of all trials",
             {trial.number: spent[trial.number][1] / (1e6 if million else 1) for trial in valued} if tokens else {},
@@ -166,7 +166,7 @@ def _history(
                     trial,
                     trial.latest,
                     measure.name,
-                    f"{format_seconds(spent[trial.number][0])} into the study",
+                    *([f"{format_seconds(spent[trial.number][0])} into the study"] if spent else []),
                     *([f"{spent[trial.number][1]:,} tokens"] if tokens else []),
                 ),
             )
@@ -181,8 +181,7 @@ def _history(
             (
                 f"{trial.number}",
                 measure.show(value),
-                format_seconds(spent[trial.number][0]),
-                f"{spent[trial.number][1]:,}",
+                *((format_seconds(spent[trial.number][0]), f"{spent[trial.number][1]:,}") if spent else ()),
             )
             for trial, value in best[-_IMPROVEMENTS:]
         ]
@@ -191,7 +190,7 @@ def _history(
             measure,
             x_axis,
             f"{measure.name} by {name}",
-            (("best so far: trial", measure.name, "into the study", "tokens"), rows),
+            (("best so far: trial", measure.name, *(("into the study", "tokens") if spent else ())), rows),
             best=[(at[trial.number], value) for trial, value in best],
         )
         charts.append(chart)

@@ -18,7 +18,7 @@ from posttrain.tune.study import Study, read_study_events
 from posttrain.tune.trial import Report, Trial, TrialState
 from posttrain.tune.versions import Goal
 from posttrain.web.front_view import front_charts, hypervolume_chart
-from posttrain.web.report import PAGE_BYTES
+from posttrain.web.page import PAGE_BYTES
 from posttrain.web.study_report import render_study, write_study
 
 EVIL = "<b>evil</b></script>"

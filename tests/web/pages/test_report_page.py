@@ -11,7 +11,8 @@ import pytest
 
 from posttrain.store.errors import UserError
 from posttrain.web.charts.lineage import LineageNode
-from posttrain.web.report import PAGE_BYTES, render_report, write_report
+from posttrain.web.page import PAGE_BYTES
+from posttrain.web.report import render_report, write_report
 from posttrain.web.report_data import Report
 from posttrain.web.selection_reader import PoolMap, Selection
 from posttrain.web.training_reader import training_from_steps

@@ -17,7 +17,7 @@ from posttrain.tune.space import Space
 from posttrain.tune.study import Study, read_study_events
 from posttrain.tune.trial import Report, Trial, TrialState
 from posttrain.tune.versions import Goal
-from posttrain.web.report import PAGE_BYTES
+from posttrain.web.page import PAGE_BYTES
 from posttrain.web.study_report import render_study, write_study
 from posttrain.web.study_view import StudyView, parameter_labels, study_view
 

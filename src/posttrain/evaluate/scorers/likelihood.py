@@ -113,6 +113,21 @@ PERPLEXITY = Scorer(
 )
 
 
+def preference_pairs(examples: Examples, where: str) -> tuple[list[str], list[str]]:
+    """Returns the better and the worse answer of each pair.
+
+    Raises:
+        UserError: a record is no preference pair; names the first.
+    """
+    chosen, rejected = examples.answers(where), []
+    for answer, location in zip(examples.rejected, examples.locations, strict=True):
+        if answer is None:
+            fix = "give each record `chosen` and `rejected`"
+            raise UserError(f"{location} has no rejected answer", where=where, fix=fix)
+        rejected.append(answer)
+    return chosen, rejected
+
+
 def score_preference(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where: str) -> ScorerOutput:
     """Scores a pair 1 where the model prefers the chosen answer to the rejected one, 0.5 where both are equal, else 0.
 
@@ -124,12 +139,7 @@ def score_preference(lm: LanguageModel, examples: Examples, suite: SuiteConfig, 
     """
     from posttrain.models.likelihood import answer_log_likelihoods
 
-    chosen, rejected = examples.answers(where), []
-    for answer, location in zip(examples.rejected, examples.locations, strict=True):
-        if answer is None:
-            fix = "give each record `chosen` and `rejected`"
-            raise UserError(f"{location} has no rejected answer", where=where, fix=fix)
-        rejected.append(answer)
+    chosen, rejected = preference_pairs(examples, where)
     sums, counts = answer_log_likelihoods(lm, [*examples.prompts, *examples.prompts], [*chosen, *rejected])
     means = sums / np.maximum(counts, 1)
     n = len(chosen)

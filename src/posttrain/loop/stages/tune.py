@@ -6,7 +6,6 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,19 +23,19 @@ from posttrain.loop.stages.decide import drift_of
 from posttrain.loop.stages.train import Train
 from posttrain.loop.state import RoundState
 from posttrain.loop.suites import measured_on
-from posttrain.loop.tune_config import LEAST_HELD_OUT, TuneConfig, apply_settings
-from posttrain.loop.tuning import Tuning, last_tuned, tuned_keys, tuned_value, tuning_rule
+from posttrain.loop.tune_config import LEAST_HELD_OUT, TuneConfig
+from posttrain.loop.tune_settings import find_point
+from posttrain.loop.tuning import Tuning, last_tuned, round_sentence, tuned_keys, tuned_value, tuning_rule
 from posttrain.store.errors import WorkError
 from posttrain.store.files import make_folder
 from posttrain.store.section import MAX_INTEGER
 from posttrain.train.data.tokenise import content_digest
 from posttrain.train.monitor.config import SinksConfig
-from posttrain.tune.samplers.initial import find_drawn
 from posttrain.tune.space import Space
 
 if TYPE_CHECKING:
     from posttrain.loop.config import Config
-    from posttrain.loop.tune_trainings import TrainingTrial
+    from posttrain.loop.training_trial import TrainingTrial
     from posttrain.tune.transfer.past import PastStudy
     from posttrain.tune.trial import Trial
 
@@ -146,7 +145,6 @@ class Tune(Stage):
         trial = self._trial(context, tune)
         space = Space(tune.space, tune.constraints, "tune.space")
         current = self._point(context, space)
-        points = [point for point in (current, *tune.initial) if point is not None]
         study = scratch / "study"
         budget = tune.limit()
         result = search_trainings(
@@ -156,13 +154,14 @@ class Tune(Stage):
             budget=budget,
             engine=tune.engine,
             workers=tune.workers,
-            initial=points,
+            initial=tune.initial,
+            current=current,
             past=self._past(context),
         )
         # Not tokens: a run that was killed amid a part has not counted those of its first steps.
         trained = sum(entry.step for entry in result.trials) / trial.parts
         best = result.best if result.best is not None and result.best.state is TrialState.FINISHED else None
-        current_trial = next((entry for entry in result.trials if current is not None and entry.drawn == current), None)
+        current_trial = result.current
         if current_trial is not None and current_trial.state in (TrialState.FINISHED, TrialState.FAILED):
             value_before = current_trial.latest
         else:
@@ -194,14 +193,12 @@ class Tune(Stage):
             value_before=value_before,
             trials=len(result.trials),
             trained=round(trained, 6),
+            warm_start=_warm_start_sentences(study, result.trials),
         ).as_dict()
 
-    @cached_property
-    def _train_base(self) -> dict[str, Any]:
-        return self.training.config.model_dump(mode="json")
-
     def _trial(self, context: RoundContext, tune: TuneConfig) -> "TrainingTrial":
-        from posttrain.loop.tune_trainings import TrainingTrial, training_parts
+        from posttrain.loop.training_trial import TrainingTrial
+        from posttrain.loop.tune_trainings import training_parts
 
         training, rows = self.training, self.rows
         # Trackers get the trainings of rounds, not tens of trials beside them.
@@ -237,13 +234,8 @@ class Tune(Stage):
 
     def _point(self, context: RoundContext, space: Space) -> dict[str, Any] | None:
         """Returns the drawn values of the settings in force; None where they are no point of the space."""
-        values = {**self.helpers, **self._before(context)}
-        drawn = find_drawn({name: values[name] for name in space.parameters if name in values}, space)
-        if drawn is None:
-            return None
-        # A value that the space derives or fixes may differ from that of the config.
-        laid = apply_settings({"train": self._train_base}, space.complete(drawn))
-        return drawn if laid == apply_settings({"train": self._train_base}, self._before(context)) else None
+        base = {"train": self.training.config.model_dump(mode="json")}
+        return find_point(space, base, self._before(context), self.helpers)
 
     def _past(self, context: RoundContext) -> list["PastStudy"]:
         """Returns the searches of earlier rounds."""
@@ -284,6 +276,15 @@ def _measure(trial: "TrainingTrial", settings: Mapping[str, Any], folder: Path) 
         return None
     (value,) = read_measured(measured, trial.metrics)
     return value if math.isfinite(value) else None
+
+
+def _warm_start_sentences(study: Path, trials: "Sequence[Trial]") -> list[str]:
+    """Returns what the search in a folder learned from earlier ones, and what that saved; counts alone, no seconds."""
+    from posttrain.tune.transfer.past import PastStudy
+    from posttrain.tune.transfer.savings import describe_warm_start
+
+    sentences, savings = describe_warm_start(study, PastStudy.read(study).goal, trials)
+    return [round_sentence(text) for text in (*sentences, *([savings.sentence] if savings else []))]
 
 
 def _is_better(value: float | None, before: float | None, maximize: bool) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from posttrain.tune.schedulers.base import Decision, Promote, Scheduler, Start
-from posttrain.tune.schedulers.rungs import rung_levels
+from posttrain.tune.schedulers.rungs import rung_levels, warn_of_warmup
 
 
 class Asha(Scheduler):
@@ -29,6 +29,9 @@ class Asha(Scheduler):
         self._rungs = [self._make_rung() for _ in self._steps]
         self._level: dict[int, int] = {}  # the rung that a trial runs up to
         self._arrived: set[tuple[int, int]] = set()  # trials and the rungs that they have come to
+
+    def spare_warmup(self, share: float) -> str:
+        return warn_of_warmup(self._steps, share)
 
     def choose(self, can_start: bool = True) -> Start | Promote | None:
         for level in range(len(self._steps) - 2, -1, -1):

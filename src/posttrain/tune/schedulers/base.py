@@ -115,6 +115,17 @@ class Scheduler(ABC):
             value: finite; less is better.
         """
 
+    def spare_warmup(self, share: float) -> str:
+        """Takes in which share of each trial is warm-up: no value in it is to end a trial.
+
+        Called before anything else. A scheduler that compares values at fixed steps cannot move these, and may return a
+        warning, in one line; by default it has nothing to do.
+
+        Args:
+            share: from 0 to 1.
+        """
+        return ""
+
     def report_values(self, number: int, step: int, values: Sequence[float]) -> Decision:
         """Notes the values of all objectives, as `report` does that of one; by default the first decides."""
         return self.report(number, step, values[0])

@@ -58,6 +58,10 @@ class EarlyStopping(RunToEnd):
             return 2 * self._patience
         return self._patience if 3 * step <= 2 * self._last else max(1.0, self._patience / 2)
 
+    def spare_warmup(self, share: float) -> str:
+        self._warmup = max(self._warmup, share)
+        return ""
+
     def started(self, number: int, resource: int | None, notes: Mapping[str, Any]) -> None:
         if resource == self._last:  # else it is of another scheduler
             self._progress.setdefault(number, _Progress())

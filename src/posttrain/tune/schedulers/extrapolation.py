@@ -1,5 +1,6 @@
 """Stops trials that will hardly beat the best one, by their extrapolated learning curves."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -44,6 +45,10 @@ class Extrapolation(RunToEnd):
         self._ends: list[float] = []  # last values
         self._finished: list[tuple[list[int], list[float]]] = []
         self._misses: dict[int, list[float]] = {}  # of finished trials, squared deviations, by step
+
+    def spare_warmup(self, share: float) -> str:
+        self._least = max(self._least, math.floor(round(share * self._last, 6)) + 1)
+        return ""
 
     def started(self, number: int, resource: int | None, notes: Mapping[str, Any]) -> None:
         if resource == self._last:  # else it is of another scheduler

@@ -2,7 +2,7 @@
 
 import math
 
-from posttrain.tune.schedulers.rungs import Rung, rung_levels
+from posttrain.tune.schedulers.rungs import Rung, rung_levels, warn_of_warmup
 from posttrain.tune.schedulers.successive_halving import BracketScheduler
 
 
@@ -26,6 +26,9 @@ class Hyperband(BracketScheduler):
         self.max_resource = max_resource
         self._steps = rung_levels(max_resource, min_resource, eta, "scheduler hyperband")
         self._eta = eta
+
+    def spare_warmup(self, share: float) -> str:
+        return warn_of_warmup(self._steps, share)
 
     def rungs(self, number: int) -> list[Rung]:
         brackets = len(self._steps)

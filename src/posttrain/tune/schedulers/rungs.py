@@ -1,5 +1,7 @@
 """The rungs of successive halving: the steps at which trials are compared."""
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from posttrain.store.errors import UserError
@@ -34,6 +36,15 @@ def rung_levels(max_resource: int, min_resource: int, eta: float, where: str) ->
     while min_resource * eta ** len(levels) <= max_resource:
         levels.append(round(max_resource / eta ** len(levels)))
     return levels[::-1]
+
+
+def warn_of_warmup(levels: Sequence[int], share: float) -> str:
+    """Returns a warning if trials are compared before the share of the last step that is warm-up; empty if not."""
+    warmup = round(share * levels[-1], 6)
+    if levels[0] >= warmup:
+        return ""
+    what = f"trials are compared after {levels[0]} of {levels[-1]} parts, and up to {share:.0%} are warm-up"
+    return f"{what}: such values mislead; give the scheduler min_resource: {math.ceil(warmup)}"
 
 
 def check_resources(max_resource: int, min_resource: int, where: str) -> None:

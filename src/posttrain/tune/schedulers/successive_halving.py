@@ -8,7 +8,7 @@ from typing import Any
 
 from posttrain.store.errors import UserError
 from posttrain.tune.schedulers.base import Decision, Promote, Scheduler, Start
-from posttrain.tune.schedulers.rungs import Rung, rung_levels
+from posttrain.tune.schedulers.rungs import Rung, rung_levels, warn_of_warmup
 
 _BRACKET = "bracket"
 """The note of a trial with the number of its bracket."""
@@ -164,6 +164,9 @@ class SuccessiveHalving(BracketScheduler):
             raise UserError(f"{count} trials make no rung", where=where, fix="give at least 1")
         self.max_resource = max_resource
         self._rungs = [Rung(max(1, int(count // eta**level)), step) for level, step in enumerate(steps)]
+
+    def spare_warmup(self, share: float) -> str:
+        return warn_of_warmup([rung.step for rung in self._rungs], share)
 
     def rungs(self, number: int) -> list[Rung]:
         return self._rungs

@@ -12,11 +12,12 @@ import numpy as np
 
 from posttrain.store.errors import UserError
 from posttrain.store.files import write_atomically
+from posttrain.tune.events import Event
 from posttrain.tune.importance import comparable_values
 from posttrain.tune.objectives import read_objectives
 from posttrain.tune.space import Space
 from posttrain.tune.storage import STUDY_FILE
-from posttrain.tune.study import TRIALS_FILE, read_study
+from posttrain.tune.study import TRIALS_FILE, read_study, read_study_events
 from posttrain.tune.trial import Report, Trial, TrialState, rank
 from posttrain.tune.versions import Goal
 
@@ -111,6 +112,20 @@ class PastStudy:
         sign = -1.0 if self.goal.maximize else 1.0
         values = comparable_values(self.goal.space, self.trials).values
         return {number: sign * value for number, value in sorted(values.items())}
+
+
+def read_kept_study(
+    folder: Path, url: str | None = None, name: str = "tune"
+) -> tuple[Goal, Sequence[Trial], Sequence[Event]]:
+    """Reads a study with its events; one whose database is gone, as a round's search, from its files, without events.
+
+    Raises:
+        UserError: there is no such study.
+    """
+    if url is None and not (folder / STUDY_FILE).is_file() and (folder / TASK_FILE).is_file():
+        study = PastStudy.read(folder)
+        return study.goal, study.trials, ()
+    return read_study_events(folder, url, name)
 
 
 def task_content(goal: Goal, task: Task, warm: bool) -> dict[str, Any]:
