@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import time
 from collections.abc import Callable
@@ -152,29 +151,6 @@ def test_what_a_warm_start_saved_and_an_early_end_are_shown(posttrain: Call, tmp
     assert (first["warm_start"], first["savings"], first["ended_early"]) == ([], None, "")
 
 
-def test_a_line_a_minute_says_that_trials_run(
-    posttrain: Call, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("posttrain.tune.progress._SILENT_SECONDS", 0.0)
-
-    def objective(trial: TrialContext) -> float:
-        if trial.number == 2:
-            time.sleep(0.3)
-            trial.show_life()
-            assert "3 trials: 2 finished, 1 running; 1 trial left" in posttrain("tune", "show", tmp_path / "out").out
-        return -float(trial.number)
-
-    with caplog.at_level("INFO", "posttrain"):
-        minimize(objective, {"x": {"float": [0, 1]}}, budget="4 trials", out=tmp_path / "out")
-    lines = [line.split(" · ") for line in caplog.messages if "1 trial running" in line]
-    assert [len(line) for line in lines] == [3]
-    assert re.fullmatch(r"  1 trial running, [\d.]+s so far", lines[0][0])
-    assert lines[0][1] == "best -1 (trial 1)"
-    assert re.fullmatch(r"1 trial left, about [\d.]+s to go", lines[0][2])
-    content = json.loads(posttrain("tune", "show", tmp_path / "out", "--json").out)
-    assert content["budget_left"] == "0 trials left"
-
-
 def test_a_search_whose_database_is_gone_is_shown(posttrain: Call, tmp_path: Path) -> None:
     space = {"x": {"float": [0, 1]}}
     minimize(lambda trial: (trial["x"] - 0.3) ** 2, space, budget=12, sampler="random", out=tmp_path / "study")
@@ -196,17 +172,6 @@ def test_a_search_whose_database_is_gone_is_shown(posttrain: Call, tmp_path: Pat
     assert "value by trial" in text
     assert "of the study" not in text
     assert "search took is not kept." in text
-
-
-def test_a_line_says_how_many_are_done_and_what_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", "posttrain"):
-        minimize(lambda trial: -trial.number, {"a": {"float": [0, 1]}}, budget="3 trials", sampler="random")
-    lines = [record.getMessage().split(" · ")[1:] for record in caplog.records if "best" in record.getMessage()]
-    assert lines == [
-        ["1 done", "best 0 (trial 0)", "2 trials left"],
-        ["2 done", "best -1 (trial 1)", "1 trial left"],
-        ["3 done", "best -2 (trial 2)", "0 trials left"],
-    ]
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ from posttrain.evaluate.suite import run_suite
 from posttrain.loop.held_out import split_records
 from posttrain.loop.measured_trial import metric_value
 from posttrain.loop.training_trial import TrainingTrial
-from posttrain.loop.tune_config import TuneJobConfig
 from posttrain.loop.tune_settings import apply_settings
 from posttrain.loop.tune_trainings import tune_trainings
 from posttrain.models.language_model import load_language_model
@@ -29,6 +28,7 @@ from posttrain.train.optim.schedule import scheduled_lr
 from posttrain.train.standalone import TrainJobConfig, train_standalone
 from posttrain.tune.context import TrialContext, TrialInterrupted
 from posttrain.tune.schedulers.base import Decision
+from posttrain.tune.trial import TrialState
 
 
 class Reports:
@@ -193,6 +193,13 @@ def test_a_study(tiny_model: Path, held_out_folder: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_training_whose_last_report_spends_the_budget_is_finished(tiny_model: Path, held_out_folder: Path) -> None:
+    study = (tune_config(), RECORDS, held_out_folder / "out")
+    result = tune_trainings(job(tiny_model, epochs=1), *study, root=held_out_folder, budget="2 tokens")
+    assert [entry.state for entry in result.trials] == [TrialState.FINISHED]
+
+
+@pytest.mark.slow
 def test_a_study_of_several_objectives(tiny_model: Path, held_out_folder: Path) -> None:
     space = {"train.learning_rate": {"float": [1e-4, 1e-2], "log": True}, "train.lora.rank": [2, 8]}
     objectives = ["loss", "accuracy", {"metric": "seconds", "limit": 1e6}, "tokens"]
@@ -226,49 +233,6 @@ def test_a_study_of_several_objectives(tiny_model: Path, held_out_folder: Path) 
         tune_trainings(
             config, tune_config(space=space), RECORDS, held_out_folder / "out", root=held_out_folder, budget="4 trials"
         )
-
-
-@pytest.mark.parametrize(
-    ("metric", "labels", "scorer", "maximized"),
-    [
-        ("loss", True, "label_likelihood", False),
-        ("loss", False, "perplexity", False),
-        ("accuracy", True, "label_likelihood", True),
-        ("accuracy", False, "exact_match", True),
-        ("perplexity", False, "perplexity", False),
-        ("preference_accuracy", False, "preference", True),
-        ("ece", True, "label_likelihood", False),
-    ],
-)
-def test_the_metric_names_scorer_and_direction(metric: str, labels: bool, scorer: str, maximized: bool) -> None:
-    tune = tune_config(metric=metric)
-    assert tune.suite(labels).scorer == scorer
-    assert tune.is_maximized is maximized
-    assert tune_config(metric=metric, maximize=not maximized).is_maximized is not maximized
-
-
-@pytest.mark.parametrize(
-    ("objective", "labels", "changes", "metric"),
-    [
-        *((name, False, {}, "preference_accuracy") for name in ("dpo", "ipo", "hinge", "orpo", "simpo", "cpo", "kto")),
-        ("sft", False, {}, "loss"),
-        # Of a label set the loss is that of a label among the others.
-        ("dpo", True, {}, "loss"),
-        ("dpo", False, {"metric": "loss"}, "loss"),
-        ("dpo", False, {"held_out": {"data": "20%", "scorer": "perplexity"}}, "loss"),
-        ("sft", False, {"space": {"train.objective": ["sft", "dpo"]}}, "preference_accuracy"),
-    ],
-)
-def test_the_default_metric_follows_the_objective(
-    objective: str, labels: bool, changes: dict[str, Any], metric: str
-) -> None:
-    values = {"space": "auto", "held_out": "20%", "budget": 10} | changes
-    job_values = {"model": "tiny", "data": "pairs.jsonl", "train": {"objective": objective}, "tune": values}
-    tune = TuneJobConfig.read(job_values | ({"task": {"labels": ["card", "cash"]}} if labels else {}), "config").tune
-    assert tune.metrics == (metric,)
-    assert tune.is_maximized is (metric != "loss")
-    if metric != "loss":
-        assert tune.suite(labels).scorer == "preference"
 
 
 def test_the_loss_of_free_text_is_that_of_a_token(tiny_model: Path) -> None:

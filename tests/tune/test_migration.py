@@ -9,7 +9,7 @@ import pytest
 
 from posttrain.store.errors import UserError
 from posttrain.tune import Choice, Float, Int, TrialContext, minimize
-from posttrain.tune.api import TuneResult
+from posttrain.tune.result import TuneResult
 from posttrain.tune.samplers.registry import SAMPLERS
 from posttrain.tune.space import Space
 from posttrain.tune.study import Study

@@ -27,12 +27,13 @@ from posttrain.store.hashing import digest
 from posttrain.train.config import OPERATIONAL_SECTIONS, can_change_on_resume
 from posttrain.train.data.tokenise import content_digest
 from posttrain.train.standalone import TrainJobConfig
-from posttrain.tune.api import TuneResult, check_objectives, optimize
+from posttrain.tune.api import check_objectives, optimize
 from posttrain.tune.backends.base import Backend
 from posttrain.tune.backends.registry import check_engine
 from posttrain.tune.backends.registry import open_backend as open_engine
 from posttrain.tune.budget import Budget
 from posttrain.tune.parts import check_part
+from posttrain.tune.result import TuneResult
 from posttrain.tune.samplers.initial import read_points
 from posttrain.tune.samplers.registry import SAMPLERS
 from posttrain.tune.schedulers.registry import SCHEDULERS, make_scheduler
@@ -169,6 +170,8 @@ def search_trainings(
     check_rank_patterns(space, trial.base, trial.model)
     _check_answers(trial)
     scheduler = make_scheduler(tune.scheduler)
+    # Known of trainings: else one whose last report spends the budget would pause in place of being finished.
+    scheduler.max_resource = parts
     if warning := scheduler.spare_warmup(warmup_share(space, trial.base, trial.records.num_rows)):
         log.warning("  %s", warning)
     base = out / _BASE

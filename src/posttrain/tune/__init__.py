@@ -19,11 +19,12 @@ __all__ = [
 
 if TYPE_CHECKING:
     from posttrain.tune import spaces
-    from posttrain.tune.api import TuneResult, minimize
+    from posttrain.tune.api import minimize
     from posttrain.tune.budget import Price
     from posttrain.tune.context import Infeasible, TrialContext
     from posttrain.tune.objectives import Objective
     from posttrain.tune.parameters import Choice, Derived, Float, Int
+    from posttrain.tune.result import TuneResult
     from posttrain.tune.space import Space
 
 
@@ -41,7 +42,7 @@ def __getattr__(name: str) -> Any:
         "Price": "budget",
         "Space": "space",
         "TrialContext": "context",
-        "TuneResult": "api",
+        "TuneResult": "result",
         "minimize": "api",
         "spaces": "",
     }

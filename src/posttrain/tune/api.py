@@ -4,7 +4,6 @@ import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from posttrain.tune.driver import Driver
 from posttrain.tune.lint import SizeCheck, check_edges, check_space
 from posttrain.tune.objectives import KNEE, Objective, Objectives, read_objectives
 from posttrain.tune.progress import ProgressLines
+from posttrain.tune.result import TuneResult
 from posttrain.tune.samplers.base import Sampler, SearchContext
 from posttrain.tune.samplers.initial import InitialPoints, read_points
 from posttrain.tune.samplers.population import PopulationSampler
@@ -38,73 +38,11 @@ from posttrain.tune.transfer.warm_start import (
     open_warm_start,
     predicted_points,
 )
-from posttrain.tune.trial import Span, Trial, lineage
+from posttrain.tune.trial import Trial
 from posttrain.tune.trial_folders import check_trials
 from posttrain.tune.versions import Goal
 
 log = logging.getLogger("posttrain")
-
-
-@dataclass(frozen=True)
-class TuneResult:
-    """The outcome of a study.
-
-    Attributes:
-        best: the trial with the best value, of several objectives the one that is chosen; None if none has a value.
-        trials: all trials, by number.
-        front: with several objectives, the finished trials that no other is better than in every one, by number.
-        current: the trial of the settings in force before the study; None if they were not tried.
-    """
-
-    best: Trial | None
-    trials: Sequence[Trial]
-    front: Sequence[Trial] = ()
-    current: Trial | None = None
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The best settings.
-
-        Raises:
-            ValueError: no trial has a value.
-        """
-        return self._best_or_error.settings
-
-    @property
-    def value(self) -> float:
-        """The best value, of several objectives that of the first.
-
-        Raises:
-            ValueError: no trial has a value.
-        """
-        return self.values[0]
-
-    @property
-    def values(self) -> tuple[float, ...]:
-        """The values of all objectives.
-
-        Raises:
-            ValueError: no trial has a value.
-        """
-        values = self._best_or_error.latest_values
-        assert values is not None
-        return values
-
-    @property
-    def schedule(self) -> Sequence[Span]:
-        """The settings of the best trial by step: one span unless it went on from checkpoints of others.
-
-        Raises:
-            ValueError: no trial has a value.
-        """
-        return lineage(self.trials, self._best_or_error.number)
-
-    @property
-    def _best_or_error(self) -> Trial:
-        if self.best is None:
-            reason = next((trial.error for trial in self.trials if trial.error), "none was run")
-            raise ValueError(f"no trial has a value: {reason}")
-        return self.best
 
 
 def minimize(

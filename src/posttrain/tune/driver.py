@@ -300,7 +300,7 @@ class Driver:
                 if choice is None or (isinstance(choice, Start) and not can_start):
                     return
                 # A trial that has just paused: its process may still use its folder.
-                if any(number in self._running for number in _concerned(choice)):
+                if any(number in self._running for number in choice.needed):
                     return
                 if isinstance(choice, Promote):
                     number = choice.number
@@ -392,10 +392,3 @@ class Driver:
     def _remaining(self) -> int:
         """The number of trials that run, and are not about to pause or to end."""
         return sum(self._study.trials[number].state is TrialState.RUNNING for number in self._running)
-
-
-def _concerned(choice: Start | Promote) -> tuple[int, ...]:
-    """Returns the trials whose folders a choice uses or removes."""
-    if isinstance(choice, Promote):
-        return (choice.number,)
-    return () if choice.fork is None else (choice.fork.parent, choice.fork.replaces)

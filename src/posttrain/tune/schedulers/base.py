@@ -35,6 +35,11 @@ class Start:
     notes: Mapping[str, Any] = field(default_factory=dict)
     fork: Fork | None = None
 
+    @property
+    def needed(self) -> tuple[int, ...]:
+        """The trials whose folders are used or removed."""
+        return () if self.fork is None else (self.fork.parent, self.fork.replaces)
+
 
 @dataclass(frozen=True)
 class Promote:
@@ -47,6 +52,11 @@ class Promote:
 
     number: int
     resource: int | None = None
+
+    @property
+    def needed(self) -> tuple[int, ...]:
+        """The trial whose folder is used."""
+        return (self.number,)
 
 
 class Scheduler(ABC):
