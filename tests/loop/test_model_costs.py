@@ -13,7 +13,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from posttrain.evaluate.latency import measure_latency, read_tokens
-from posttrain.loop.model_costs import check_limits, measure_model_latency, shape_costs
+from posttrain.loop.model_costs import check_limits, measure_model_latency, shape_costs, untrained_model
 from posttrain.loop.training_trial import TrainingTrial
 from posttrain.loop.tune_config import LimitsConfig, TuneConfig, check_model_costs
 from posttrain.loop.tune_trainings import tune_trainings
@@ -169,7 +169,10 @@ def test_the_best_model_of_all_is_not_the_best_within_the_limits(study: Callable
 
 
 @pytest.mark.slow
-def test_without_a_model_in_the_limits_there_is_no_best_one(study: Callable[..., Any], tmp_path: Path) -> None:
+def test_without_a_model_in_the_limits_there_is_no_best_one(
+    study: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TrainingTrial, "_train", lambda *arguments: pytest.fail("it trains"))
     space = {"train.learning_rate": RATES}
     result = study({"space": space, "limits": {"latency": 1e-9}, "budget": "2 trials"})
     assert result.best is None
@@ -196,6 +199,42 @@ def test_a_study_of_sizes_and_latency(study: Callable[..., Any], deep_model: Pat
         costs = shape_costs(deep_model, train)
         assert trial.values[1:4] == tuple(costs[name] for name in names[1:4])
         assert 0 < trial.values[4] < 1
+
+
+@pytest.mark.slow
+def test_trainings_over_a_limit_of_memory_are_infeasible(study: Callable[..., Any]) -> None:
+    tune = {"space": {"train.learning_rate": RATES}, "budget": "1 trials"}
+    over = study({**tune, "limits": {"memory_bytes": "1MB"}}, engine="processes", out="over")
+    assert over.best is None
+    assert over.trials[0].error.startswith("memory_bytes ")
+    assert over.trials[0].error.endswith(" is over the limit, 1,000,000")
+    within = study({**tune, "limits": {"memory_bytes": "1TB"}}, engine="processes", out="within")
+    assert within.value > 0
+
+
+@pytest.mark.parametrize(
+    ("tune", "problem"),
+    [
+        ({"limits": {"memory_bytes": "8GB"}}, "tune.limits: `memory_bytes` of a trial is not known where all trials"),
+        ({"limits": {"gpu_memory_bytes": "8GB"}}, "tune.limits: `gpu_memory_bytes` of a trial is not known where"),
+    ],
+)
+def test_limits_that_are_not_measured_are_named(
+    study: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tune: dict[str, Any], problem: str
+) -> None:
+    monkeypatch.setattr("posttrain.tune.backends.registry.has_gpu", lambda: False)
+    with pytest.raises(UserError, match=f"^{problem}"):
+        study({"space": {"train.learning_rate": RATES}, "budget": 2, **tune})
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_latency_is_known_from_the_shape(deep_model: Path) -> None:
+    train = TrainConfig.read({"prune": {"layers": 2}, "method": "lora"}, "train")
+    lm = untrained_model(deep_model, train, TaskConfig())
+    assert (
+        float(sum(weight.numel() for weight in lm.model.parameters())) == shape_costs(deep_model, train)["parameters"]
+    )
+    assert 0 < measure_model_latency(lm, HELD_OUT) < 1
 
 
 def test_infeasible_points_end_no_study() -> None:
@@ -231,6 +270,7 @@ def test_a_cost_at_its_limit_is_allowed() -> None:
         ({"parameters": "7B", "model_bytes": "14 GB"}, {"parameters": 7e9, "model_bytes": 14e9}),
         ({"model_bytes": "2KiB", "latency": 0.02}, {"model_bytes": 2048, "latency": 0.02}),
         ({"adapter_parameters": 500}, {"adapter_parameters": 500}),
+        ({"memory_bytes": "8GB", "gpu_memory_bytes": "2GiB"}, {"memory_bytes": 8e9, "gpu_memory_bytes": 2**31}),
         ({}, {}),
     ],
 )

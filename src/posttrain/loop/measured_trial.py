@@ -1,6 +1,6 @@
 """The base of trials that train models: their data, their measurement on held-out records, and their limits."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,10 @@ import pyarrow as pa
 from posttrain.evaluate.config import SuiteConfig
 from posttrain.evaluate.suite import SuiteResult, run_suite
 from posttrain.loop.model_costs import check_limits, measure_model_latency, shape_costs
-from posttrain.loop.tune_config import LOSS, MODEL_COSTS
+from posttrain.loop.tune_config import LOSS, MODEL_COSTS, TRAINING_COSTS
 from posttrain.models.language_model import LanguageModel
 from posttrain.train.config import TrainConfig
+from posttrain.tune.backends.inline import peak_memory
 from posttrain.tune.objectives import Measured
 
 
@@ -27,7 +28,7 @@ class MeasuredTrial:
         held_out: RECORD rows to measure on.
         suite: the scorer of the answers.
         metrics: what is measured.
-        limits: the most that a model may have or take, by names of `MODEL_COSTS`.
+        limits: the most that a model may have or take, by names of `MODEL_COSTS` and `TRAINING_COSTS`.
     """
 
     base: Mapping[str, Any]
@@ -50,12 +51,21 @@ class MeasuredTrial:
         return costs
 
     def measure(self, costs: dict[str, float], lm: LanguageModel) -> Measured:
-        """Returns the metrics of a model, of several a list, and adds its latency to the costs if it is asked for."""
-        if "latency" in (*self.metrics, *self.limits):
+        """Returns the metrics of a model, of several a list."""
+        if "latency" in self.metrics:
             costs["latency"] = measure_model_latency(lm, self.held_out)
         result = run_suite(lm, self.held_out, self.suite, "held_out")
         values = [costs[name] if name in MODEL_COSTS else metric_value(result, name) for name in self.metrics]
         return values[0] if len(values) == 1 else values
+
+    def check_latency(self, load: Callable[[], LanguageModel]) -> None:
+        """Raises `Infeasible` if the latency of a model is over its limit; loads none where there is no limit."""
+        if "latency" in self.limits:
+            check_limits({"latency": measure_model_latency(load(), self.held_out)}, self.limits)
+
+    def check_memory(self) -> None:
+        """Raises `Infeasible` if this process has had more memory in use than the limit since its trial began."""
+        check_limits(dict(zip(TRAINING_COSTS, map(float, peak_memory()), strict=True)), self.limits)
 
 
 def metric_value(result: SuiteResult, metric: str) -> float:

@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import torch
 
 from posttrain.evaluate.latency import measure_latency, read_tokens
-from posttrain.models.language_model import LanguageModel
+from posttrain.models.language_model import DTYPES, LanguageModel
+from posttrain.models.loading import load_tokenizer, model_file_errors
+from posttrain.models.precision import choose_precision
 from posttrain.models.shape import meta_model, read_config
+from posttrain.models.task import TaskConfig
 from posttrain.train.config import TrainConfig
 from posttrain.train.data.encoding import encode
 from posttrain.train.memory.weights import ModelSpec
@@ -53,6 +57,29 @@ def shape_costs(folder: Path, train: TrainConfig) -> dict[str, float]:
         share = 1.0 if train.lora.gates is None else train.lora.gates.share
         costs["adapter_parameters"] = float(math.floor(share * ModelSpec.from_config(config, train).table()["adapter"]))
     return costs
+
+
+def untrained_model(folder: Path, train: TrainConfig, task: TaskConfig) -> LanguageModel:
+    """Returns a model of the shape that a training makes, with random weights: its latency is that of the trained one.
+
+    Args:
+        folder: holds the config and the tokenizer of the model to start from.
+        train: settings of the training.
+        task: task of the model.
+
+    Raises:
+        UserError: the model cannot have the shape that the training asks for.
+    """
+    from transformers import AutoModelForCausalLM
+
+    what = "describes no causal language model"
+    factory: Any = AutoModelForCausalLM
+    with model_file_errors(what, str(folder)), torch.random.fork_rng([]):
+        dtype = DTYPES[choose_precision()]
+        config = trained_config(read_config(str(folder)), train)
+        model = factory.from_config(config, dtype=dtype, trust_remote_code=False)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return LanguageModel(model.to(device).eval(), load_tokenizer(str(folder), what), task)
 
 
 def measure_model_latency(lm: LanguageModel, records: pa.Table) -> float:

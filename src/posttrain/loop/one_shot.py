@@ -11,7 +11,6 @@ from typing import Any
 import yaml
 
 from posttrain.loop.measured_trial import MeasuredTrial
-from posttrain.loop.model_costs import check_limits
 from posttrain.loop.tune_config import TuneConfig
 from posttrain.loop.tune_settings import RANKS_PREFIX, apply_settings
 from posttrain.models.language_model import LanguageModel, load_language_model, save_language_model
@@ -60,9 +59,8 @@ class OneShotTrial(MeasuredTrial):
         if not supernet.has_adapter(config.train.lora.ranks):
             raise Infeasible("no module has an adapter")
         with supernet.active(config.train.lora.ranks):
-            measured = self.measure(costs, lm)
-        check_limits(costs, self.limits)  # with the latency
-        return measured
+            self.check_latency(lambda: lm)
+            return self.measure(costs, lm)
 
     def with_model(self, folder: Path) -> "OneShotTrial":
         """Returns the trial with the initial model in a folder, and trains the supernet, or resumes its training."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from posttrain.loop.measured_trial import MeasuredTrial
-from posttrain.loop.model_costs import check_limits
+from posttrain.loop.model_costs import untrained_model
 from posttrain.loop.tune_features import EARLY_FOLDER
 from posttrain.loop.tune_settings import apply_settings
 from posttrain.models.language_model import LanguageModel, load_language_model
@@ -61,6 +61,8 @@ class TrainingTrial(MeasuredTrial):
             trial.report(len(values), values[-1])
         config = TrainJobConfig.read(apply_settings(self.base, trial.settings), f"trial {trial.number}")
         costs = self.shape_costs(config.train)  # before anything is trained
+        if not values:
+            self.check_latency(lambda: untrained_model(Path(self.model), config.train, config.task))
         while len(values) < self.parts:
             early = trial.folder.parent / EARLY_FOLDER / f"{trial.number:04d}.json"
             share = (len(values) + 1) / self.parts
@@ -72,7 +74,7 @@ class TrainingTrial(MeasuredTrial):
                 lm = load_language_model(trial.folder / _MODEL, config.task, choose_precision())
                 measure.value = self.measure(costs, lm)
             assert measure.value is not None, "the training was stopped, and its model measured"
-            check_limits(costs, self.limits)  # with the latency
+            self.check_memory()
             values.append(measure.value)
             write_atomically(file, json.dumps(values).encode())
             trial.report(len(values), values[-1], tokens=measure.tokens)

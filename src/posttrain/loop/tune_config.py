@@ -44,6 +44,9 @@ MODEL_COSTS = ("parameters", "adapter_parameters", "model_bytes", "latency")
 """Objectives that are properties of the trained model, and no metrics of a scorer; all but ``latency`` follow from its
 shape."""
 
+TRAINING_COSTS = ("memory_bytes", "gpu_memory_bytes")
+"""The costs of a training that may be limited: the most memory that its process has in use."""
+
 _LEAST = frozenset({LOSS, "perplexity", "invalid_rate", "ece", *COSTS, *MODEL_COSTS})
 
 _BY_LABELS, _BY_TEXT = ("label_likelihood", "exact_match"), ("exact_match", "preference", "perplexity", "token_f1")
@@ -126,22 +129,28 @@ def _amount_of(units: Mapping[str, int], example: str) -> BeforeValidator:
 _Count = Annotated[float, _amount_of(COUNTS, "100M"), Field(gt=0)]
 
 
+_Bytes = Annotated[float, _amount_of(BYTES, "200MB"), Field(gt=0)]
+
+
 class LimitsConfig(Section):
-    """The most that a trained model may have or take; what is known before a training is asked before it."""
+    """The most that a model and its training may have or take; what is known before a training is asked before it."""
 
     parameters: _Count | None = Field(default=None, description="Weights of the model, such as 100M.")
     adapter_parameters: _Count | None = Field(default=None, description="Weights of its LoRA adapter, such as 500K.")
-    model_bytes: Annotated[float, _amount_of(BYTES, "200MB"), Field(gt=0)] | None = Field(
-        default=None, description="Bytes of its weights as they are saved, such as 200MB."
-    )
+    model_bytes: _Bytes | None = Field(default=None, description="Bytes of its weights as they are saved.")
     latency: float | None = Field(
         default=None, gt=0, description="Seconds of a forward pass over a held-out record, the median."
     )
+    memory_bytes: _Bytes | None = Field(
+        default=None, description="The most memory of the training's process, such as 8GB; with engine processes."
+    )
+    gpu_memory_bytes: _Bytes | None = Field(default=None, description="The same of its GPU.")
 
     @property
     def values(self) -> dict[str, float]:
-        """The limits that are set, by their names in `MODEL_COSTS`."""
-        return {name: limit for name in MODEL_COSTS if (limit := getattr(self, name)) is not None}
+        """The limits that are set, by their names in `MODEL_COSTS` and `TRAINING_COSTS`."""
+        names = (*MODEL_COSTS, *TRAINING_COSTS)
+        return {name: limit for name in names if (limit := getattr(self, name)) is not None}
 
 
 class TuneConfig(Section):

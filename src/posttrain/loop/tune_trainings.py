@@ -16,7 +16,7 @@ from posttrain.loop.held_out import split_records
 from posttrain.loop.model_shapes import check_shapes
 from posttrain.loop.one_shot import OneShotTrial, one_shot_config
 from posttrain.loop.training_trial import TrainingTrial
-from posttrain.loop.tune_config import TuneConfig, check_measurable, check_model_costs
+from posttrain.loop.tune_config import TRAINING_COSTS, TuneConfig, check_measurable, check_model_costs
 from posttrain.loop.tune_features import data_task, early_losses, model_features
 from posttrain.loop.tune_ranks import check_rank_patterns
 from posttrain.loop.tune_settings import SETTING_PREFIX, apply_settings, check_settings, configured_values, find_point
@@ -29,7 +29,7 @@ from posttrain.train.data.tokenise import content_digest
 from posttrain.train.standalone import TrainJobConfig
 from posttrain.tune.api import check_objectives, optimize
 from posttrain.tune.backends.base import Backend
-from posttrain.tune.backends.registry import check_engine
+from posttrain.tune.backends.registry import check_engine, check_memory
 from posttrain.tune.backends.registry import open_backend as open_engine
 from posttrain.tune.budget import Budget
 from posttrain.tune.parts import check_part
@@ -82,6 +82,7 @@ def tune_trainings(
     if engine is None:  # workers of the config belong to its engine
         engine, workers = tune.engine, workers or tune.workers
     check_engine(engine, workers)
+    _check_memory(tune, engine)
     space = Space(tune.space, tune.constraints, "tune.space")
     check_settings(space, config.model_dump(mode="json"))
     read_points(tune.initial, space, "tune.initial")
@@ -229,6 +230,15 @@ def training_parts(tune: TuneConfig) -> int:
         UserError: there is no such scheduler, or it has no such option, or lacks one.
     """
     return make_scheduler(tune.scheduler).max_resource or 1
+
+
+def _check_memory(tune: TuneConfig, engine: str) -> None:
+    """Raises a UserError if a limit of memory is set that cannot be measured, or that no trial is trained under."""
+    names = [name for name in TRAINING_COSTS if name in tune.limits.values]
+    check_memory(names, engine, "tune.limits")
+    if names and tune.one_shot is not None:
+        what = f"`{names[0]}` is that of a training, and trials of one_shot train nothing"
+        raise UserError(what, where="tune.limits", fix="leave it out")
 
 
 def _check_answers(trial: TrainingTrial | OneShotTrial) -> None:

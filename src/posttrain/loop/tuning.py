@@ -13,7 +13,7 @@ from posttrain.store.errors import UserError, suggest
 from posttrain.store.expression import Rule, parse
 from posttrain.store.paths import locate_path
 from posttrain.train.config import TrainConfig
-from posttrain.tune.backends.registry import check_engine
+from posttrain.tune.backends.registry import check_engine, check_memory
 from posttrain.tune.parts import check_part
 from posttrain.tune.samplers.initial import read_points
 from posttrain.tune.samplers.registry import SAMPLERS
@@ -195,6 +195,7 @@ def check_tuning(config: "Config", root: Path, has_labels: bool) -> None:
         fix = "name a metric, or use posttrain tune beside the loop"
         raise UserError("a round chooses settings by one metric", where="tune.objectives", fix=fix)
     check_engine(tune.engine, tune.workers, "tune.")
+    check_memory(tune.limits.values, tune.engine, "tune.limits")
     if tune.storage is not None:
         raise UserError("a round keeps its study in the workspace", where="tune.storage", fix="leave it out")
     if tune.one_shot is not None:

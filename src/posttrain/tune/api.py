@@ -7,11 +7,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from posttrain.jobs.gpus import has_gpu
 from posttrain.store.errors import UserError
 from posttrain.store.files import hold_lock, make_folder
 from posttrain.tune.backends.base import Backend, TrialFunction
-from posttrain.tune.backends.registry import check_engine, open_backend
+from posttrain.tune.backends.registry import check_engine, check_memory, open_backend
 from posttrain.tune.budget import Budget, Price, read_gain
 from posttrain.tune.driver import Driver
 from posttrain.tune.lint import SizeCheck, check_edges, check_space
@@ -283,12 +282,7 @@ def check_objectives(
         starts_warm: whether it starts from earlier studies.
         section: of a config, before the names of keys in errors, such as ``tune.``.
     """
-    if "memory_bytes" in objectives.names and engine == "inline":
-        what = "`memory_bytes` of a trial is not known where all trials run in one process"
-        raise UserError(what, where=f"{section}objectives", fix="use --engine processes")
-    if "gpu_memory_bytes" in objectives.names and engine in ("inline", "processes") and not has_gpu():
-        what = "`gpu_memory_bytes` of a trial is not known where there is no GPU"
-        raise UserError(what, where=f"{section}objectives", fix="use memory_bytes")
+    check_memory(objectives.names, engine, f"{section}objectives")
     count = len(objectives)
     if count > 1 and stops_early:
         what = f"predicts the gain of one objective, and there are {count}"

@@ -93,12 +93,12 @@ def run_job(
         nonlocal spent
         first, *others = read_measured(value, job.objectives)
         spent += tokens
-        return report(Report(step, first, time.monotonic() - began, spent, tuple(others)), _peak_memory())
+        return report(Report(step, first, time.monotonic() - began, spent, tuple(others)), peak_memory())
 
     def outcome(
         kind: OutcomeKind, value: float | None = None, others: Iterable[float] = (), error: str = ""
     ) -> Outcome:
-        return Outcome(kind, value, error, time.monotonic() - began, spent, _peak_memory(), tuple(others))
+        return Outcome(kind, value, error, time.monotonic() - began, spent, peak_memory(), tuple(others))
 
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
@@ -128,7 +128,7 @@ def _write_traceback(job: Job) -> None:
         file.write_text(traceback.format_exc(), encoding="utf-8")
 
 
-def _peak_memory() -> Memory:
+def peak_memory() -> Memory:
     """Returns the most that this process had in use since its trial began; inline of the machine since its start."""
     return Memory(_peak_resident(), peak_gpu_bytes())
 

@@ -1,8 +1,9 @@
 """The backends that run a function, by the name of the engine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from posttrain.jobs.engines import available_cores
+from posttrain.jobs.gpus import has_gpu
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.extensions import Registry
 from posttrain.tune.backends.base import Backend, TrialFunction
@@ -39,6 +40,22 @@ def check_engine(name: str, workers: int | None = None, section: str = "--") -> 
         raise UserError(
             f"inline has no {workers} workers", where=f"{section}workers", fix=f"use {section}engine processes"
         )
+
+
+def check_memory(names: Collection[str], engine: str, where: str) -> None:
+    """Raises a `UserError` if the engine does not measure the memory of a trial that is asked for.
+
+    Args:
+        names: what is asked for, such as ``memory_bytes`` or ``gpu_memory_bytes``; other names do not matter.
+        engine: runs the trials.
+        where: the key, named in errors.
+    """
+    if "memory_bytes" in names and engine == "inline":
+        what = "`memory_bytes` of a trial is not known where all trials run in one process"
+        raise UserError(what, where=where, fix="use --engine processes")
+    if "gpu_memory_bytes" in names and engine in ("inline", "processes") and not has_gpu():
+        what = "`gpu_memory_bytes` of a trial is not known where there is no GPU"
+        raise UserError(what, where=where, fix="use memory_bytes")
 
 
 def open_backend(name: str, function: TrialFunction, workers: int | None = None, silence: float = SILENCE) -> Backend:
