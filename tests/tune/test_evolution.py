@@ -12,7 +12,7 @@ from posttrain.tune.parameters import Choice
 from posttrain.tune.samplers.base import Sampler
 from posttrain.tune.samplers.registry import make_sampler
 from posttrain.tune.space import Space
-from posttrain.tune.trial import Trial, TrialState
+from posttrain.tune.trial import Report, Trial, TrialState
 
 RANKS = Space({f"layer_{index}": Choice([0, 4, 8, 16]) for index in range(8)})
 BEST = [0, 16, 4, 8, 8, 0, 16, 4]
@@ -51,6 +51,24 @@ def test_a_child_differs_in_one_parameter_from_the_best_of_all_alive() -> None:
     best = min(trials[:5], key=lambda trial: trial.value or 0.0)
     assert len({repr(trial.drawn) for trial in trials[5:]}) > 30
     assert best.drawn != trials[-1].drawn
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+def test_values_are_compared_at_the_same_step(maximize: bool) -> None:
+    """Curves fall: the last value of a poor trial that has finished is better than the first of a good one."""
+    sign = -1 if maximize else 1
+    trials: list[Trial] = []
+    for number in range(12):
+        poor = number < 4
+        drawn = dict.fromkeys(RANKS.parameters, 0 if poor else 16)
+        values = (1.3, 0.5) if poor else (0.9 + number / 100,)
+        reports = tuple(Report(step, sign * value, 1.0) for step, value in enumerate(values, start=1))
+        state = TrialState.FINISHED if poor else TrialState.PAUSED
+        trials.append(Trial(number, drawn, drawn, state, reports, value=sign * 0.5 if poor else None))
+    options = {"name": "regularized_evolution", "population": 12, "tournament": 12}
+    proposal = make_sampler(options, RANKS, 0, maximize).propose(12, trials)
+    assert proposal is not None
+    assert sum(proposal.drawn[name] != 16 for name in RANKS.parameters) == 1
 
 
 def test_evolution_beats_random_search() -> None:

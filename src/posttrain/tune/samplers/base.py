@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from posttrain.tune.budget import Budget
+from posttrain.tune.importance import comparable_values
 from posttrain.tune.space import Space
 from posttrain.tune.trial import Trial
 
@@ -101,7 +102,11 @@ class Sampler(ABC):
         """Returns the source of random numbers of a trial."""
         return np.random.default_rng([self.seed, number])
 
-    def losses(self, trials: Sequence[Trial]) -> Mapping[int, float]:
-        """Returns the latest value of each trial that has one, with the sign that makes less better, by its number."""
+    def comparable_losses(self, trials: Sequence[Trial]) -> dict[int, float]:
+        """Returns the values of trials that were trained equally long, by their number; less is better.
+
+        Others are left out: values at different steps of a training cannot be compared (`comparable_values`).
+        """
         sign = -1.0 if self.maximize else 1.0
-        return {trial.number: sign * trial.latest for trial in trials if trial.latest is not None}
+        values = comparable_values(self.space, trials).values
+        return {number: sign * value for number, value in values.items()}

@@ -68,20 +68,18 @@ class CmaEsSampler(Sampler):
         history = [trial.notes[_SOLUTIONS] for trial in trials if _SOLUTIONS in trial.notes]
         for solutions in history[self._generation :]:
             self._tell(points, solutions)
-        losses = self.losses([trial for trial in trials if trial.state is not TrialState.RUNNING])
-        members = [
-            [trial.number, losses[trial.number]]
-            for trial in trials
-            if trial.number in losses and trial.notes.get(_GENERATION) == self._generation
-        ]
-        if len(members) < self._optimizer.population_size // 2:
+        generation = [trial for trial in trials if trial.notes.get(_GENERATION) == self._generation]
+        done = [trial for trial in generation if trial.state is not TrialState.RUNNING]
+        losses = self.comparable_losses(done)
+        if len(losses) < self._optimizer.population_size // 2:
             return []
-        # A number, as it is noted: the order alone counts.
-        worst = max(loss for _, loss in members)
+        members = [[trial.number, losses[trial.number]] for trial in done if trial.number in losses]
+        # A number, as it is noted: the order alone counts. Those that a scheduler stopped earlier are among the worst.
+        worst = max(losses.values())
         members += [
             [trial.number, worst]
-            for trial in trials
-            if trial.has_bad_settings and trial.notes.get(_GENERATION) == self._generation
+            for trial in done
+            if trial.number not in losses and (trial.has_bad_settings or trial.latest is not None)
         ]
         if len(members) < self._optimizer.population_size:
             return []

@@ -42,7 +42,7 @@ class EvolutionSampler(Sampler):
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal:
         generator = self.generator(number)
-        losses = self.losses(trials)
+        losses = self.comparable_losses(trials)
         # By number, as the order in which trials end differs from run to run.
         alive = sorted(losses)[-self.population :]
         if len(alive) < self.population:

@@ -16,7 +16,6 @@ from posttrain.tune.acquisition import (
     upper_confidence_bound,
 )
 from posttrain.tune.gaussian_process import GaussianProcess, draw_near, encode_all, fit_matern
-from posttrain.tune.importance import comparable_values
 from posttrain.tune.losses import MAX_ROWS, newest_and_best, standardize, to_normal
 from posttrain.tune.parts import check_ranges
 from posttrain.tune.samplers.base import Directions, Proposal, Sampler
@@ -175,12 +174,6 @@ class GaussianProcessSampler(Sampler):
         pending = [trial.drawn for trial in trials if not trial.ended and trial.number not in losses]
         process = fit_matern(points, values, generator, None if self._noise else _EXACT)
         return Regression(process, values, encode_all(self.space, pending)), float(values.min())
-
-    def comparable_losses(self, trials: Sequence[Trial]) -> dict[int, float]:
-        """Returns the losses that can be compared with each other, by number of their trial."""
-        sign = -1.0 if self.maximize else 1.0
-        values = comparable_values(self.space, trials).values
-        return {number: sign * value for number, value in values.items()}
 
     def _has_stalled(self, losses: dict[int, float]) -> bool:
         """Returns whether the newest trials have hardly improved the best."""

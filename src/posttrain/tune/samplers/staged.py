@@ -107,7 +107,7 @@ class StagedSampler(Sampler):
     def _best_ranges(self, trials: Sequence[Trial]) -> dict[str, list[float]]:
         """Returns the ends of each number's refined range."""
         coarse = [trial for trial in trials if trial.notes.get(_STAGE) == "coarse"]
-        losses = self.losses(coarse)
+        losses = self.comparable_losses(coarse)
         ranked = sorted((trial for trial in coarse if trial.number in losses), key=lambda trial: losses[trial.number])
         best = ranked[: math.ceil(self._share * len(coarse))]
         margin = 0.5 / (self._points - 1)
