@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 from posttrain.evaluate.latency import measure_latency, read_tokens
 from posttrain.loop.model_costs import check_limits, measure_model_latency, shape_costs, untrained_model
 from posttrain.loop.training_trial import TrainingTrial
-from posttrain.loop.tune_config import LimitsConfig, TuneConfig, check_model_costs
+from posttrain.loop.tune_checks import check_search
+from posttrain.loop.tune_config import LimitsConfig, TuneConfig
 from posttrain.loop.tune_trainings import tune_trainings
 from posttrain.models.language_model import load_language_model, save_language_model
 from posttrain.models.task import TaskConfig
@@ -283,7 +284,8 @@ def test_limits_are_read(limits: dict[str, Any], values: dict[str, float]) -> No
 def test_the_space_may_say_that_every_trial_trains_an_adapter() -> None:
     space = {"train.method": "lora", **LAYERS}
     section = {"space": space, "budget": "2 trials", "held_out": 0.2, "limits": {"adapter_parameters": 5}}
-    check_model_costs(TuneConfig.read(section, "tune"), TrainConfig())
+    base = {"model": "tiny", "data": "memory", "train": {}}
+    check_search(TuneConfig.read(section, "tune"), base, TrainConfig(), has_labels=False)
 
 
 @pytest.mark.parametrize(

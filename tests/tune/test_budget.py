@@ -35,6 +35,8 @@ from posttrain.tune.trial import Trial
         ("1 day", Budget(seconds=86400)),
         ("1 gpu-minute", Budget(gpu_seconds=60)),
         ("2M tokens", Budget(tokens=2_000_000)),
+        ("2.01M tokens", Budget(tokens=2_010_000)),
+        ("500K tokens", Budget(tokens=500_000)),
         ("1.5 B tokens", Budget(tokens=1_500_000_000)),
         ("500 tokens", Budget(tokens=500)),
         ("50 trials, 2h", Budget(trials=50, seconds=7200)),

@@ -280,6 +280,12 @@ def test_initial_points_of_a_study_that_has_begun_are_tried(tmp_path: Path) -> N
     assert [dict(trial.settings) for trial in result.trials[3:5]] == points
 
 
+def test_initial_points_that_are_equal_in_python_are_several() -> None:
+    points = [{"a": 1}, {"a": True}, {"a": 1}]
+    result = minimize(lambda trial: 0.5, {"a": Choice([0, 1, True])}, budget=2, initial=points)
+    assert [repr(trial.settings["a"]) for trial in result.trials] == ["1", "True"]
+
+
 @pytest.mark.parametrize("options", [{"sampler": {"name": "gp", "startup": 3}}, {"stop": {"gain": "1%"}}])
 def test_choices_of_lists_have_a_model(options: dict[str, Any]) -> None:
     space = {"modules": Choice([["q", "v"], ["q", "k", "v"]]), "x": Float(0, 1)}

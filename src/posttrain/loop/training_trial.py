@@ -114,13 +114,13 @@ class _StopAndMeasure(Callback):
 
     Args:
         share: of the steps.
-        parts: that the training is cut into.
+        parts: Parts that the training is cut into.
         measure: returns the value of a model.
         early: file of the early loss.
         show_life: called after each step, as a report is due after a part alone.
 
     Attributes:
-        tokens: that the steps have processed.
+        tokens: Tokens that the steps have processed.
         value: of the model that was stopped, or several; None before.
         interruption: why the run is to end, between two parts; None: it is not to.
     """

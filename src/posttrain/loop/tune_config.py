@@ -11,7 +11,7 @@ from posttrain.store.amounts import BYTES, COUNTS, read_amount
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.section import Section
 from posttrain.train.config import TrainConfig
-from posttrain.train.objectives.registry import OBJECTIVES, objective_spec
+from posttrain.train.objectives.registry import OBJECTIVES
 from posttrain.train.standalone import TrainJobConfig
 from posttrain.tune.backends.registry import SILENCE
 from posttrain.tune.budget import Budget, Price, read_gain
@@ -98,7 +98,7 @@ class StopConfig(Section):
 
     @field_validator("gain")
     @classmethod
-    def _gain_is_one(cls, gain: str | float) -> str | float:
+    def _check_gain(cls, gain: str | float) -> str | float:
         try:
             read_gain({"gain": gain})
         except UserError as error:
@@ -271,7 +271,7 @@ class TuneConfig(Section):
                 changes["metric"] = PREFERENCE_ACCURACY
         return self.model_copy(update=changes)
 
-    def limit(self, budget: str | None = None) -> Budget:
+    def read_budget(self, budget: str | None = None) -> Budget:
         """Reads the budget, or the one of the command line in its place.
 
         Raises:
@@ -347,24 +347,3 @@ class TuneJobConfig(TrainJobConfig):
     def training(self) -> TrainJobConfig:
         """The training alone."""
         return TrainJobConfig.model_construct(**{name: getattr(self, name) for name in TrainJobConfig.model_fields})
-
-
-def check_model_costs(tune: TuneConfig, train: TrainConfig) -> None:
-    """Raises a UserError if the size of an adapter is asked for, and a trial may train none."""
-    methods = values_of(tune.space, "train.method", train.method, "tune.space")
-    if "adapter_parameters" in (*tune.metrics, *tune.limits.values) and set(methods) != {"lora"}:
-        where = "tune.limits" if "adapter_parameters" in tune.limits.values else "tune.objectives"
-        what = "`adapter_parameters` are those of LoRA, and trials may train all weights"
-        raise UserError(what, where=where, fix="set train.method to lora, or use parameters")
-
-
-def check_measurable(tune: TuneConfig, train: TrainConfig) -> None:
-    """Raises a UserError if trials make reward models or classifiers, which no scorer measures.
-
-    Scorers ask a model for answers, or for their likelihoods.
-    """
-    for name in values_of(tune.space, OBJECTIVE_KEY, train.objective, "tune.space"):
-        if objective_spec(name).output in ("reward", "classes"):
-            where = f"tune.space.{OBJECTIVE_KEY}" if OBJECTIVE_KEY in tune.space else OBJECTIVE_KEY
-            what = f"`{name}` makes a model that judges and does not answer, so no trial can be measured"
-            raise UserError(what, where=where, fix="use posttrain train")

@@ -64,7 +64,7 @@ def early_losses(folder: Path) -> dict[str, float]:
     """Returns the mean training loss of the first trials at step 10; empty where none has come so far.
 
     Args:
-        folder: that the trials' folders are in.
+        folder: Folder of the trials' folders.
     """
     files = [folder / EARLY_FOLDER / f"{number:04d}.json" for number in range(EARLY_TRIALS)]
     losses = [float(json.loads(file.read_bytes())) for file in files if file.is_file()]

@@ -16,10 +16,11 @@ from posttrain.loop.held_out import split_records
 from posttrain.loop.model_shapes import check_shapes
 from posttrain.loop.one_shot import OneShotTrial, one_shot_config
 from posttrain.loop.training_trial import TrainingTrial
-from posttrain.loop.tune_config import TRAINING_COSTS, TuneConfig, check_measurable, check_model_costs
+from posttrain.loop.tune_checks import check_search
+from posttrain.loop.tune_config import TRAINING_COSTS, TuneConfig
 from posttrain.loop.tune_features import data_task, early_losses, model_features
 from posttrain.loop.tune_ranks import check_rank_patterns
-from posttrain.loop.tune_settings import SETTING_PREFIX, apply_settings, check_settings, configured_values, find_point
+from posttrain.loop.tune_settings import SETTING_PREFIX, apply_settings, configured_values, find_point
 from posttrain.loop.tune_warmup import warmup_share
 from posttrain.models.sources import fetch_once, locate
 from posttrain.store.errors import UserError
@@ -32,11 +33,8 @@ from posttrain.tune.backends.base import Backend
 from posttrain.tune.backends.registry import check_engine, check_memory
 from posttrain.tune.backends.registry import open_backend as open_engine
 from posttrain.tune.budget import Budget
-from posttrain.tune.parts import check_part
 from posttrain.tune.result import TuneResult
-from posttrain.tune.samplers.initial import read_points
-from posttrain.tune.samplers.registry import SAMPLERS
-from posttrain.tune.schedulers.registry import SCHEDULERS, make_scheduler
+from posttrain.tune.schedulers.registry import make_scheduler
 from posttrain.tune.space import Space
 from posttrain.tune.transfer.past import PastStudy, Task, read_past
 from posttrain.tune.trial import Trial
@@ -77,19 +75,13 @@ def tune_trainings(
     """
     if budget is None and tune.budget is None:
         raise UserError("says nothing of what it may spend", where="tune.budget", fix="give --budget 50 trials")
-    limit = tune.limit(budget)
-    check_engine(tune.engine, tune.workers, "tune.")
+    limit = tune.read_budget(budget)
+    base = config.model_dump(mode="json")
+    space = check_search(tune, base, config.train, has_labels=bool(config.task.label_set))
     if engine is None:  # workers of the config belong to its engine
         engine, workers = tune.engine, workers or tune.workers
     check_engine(engine, workers)
     _check_memory(tune, engine)
-    space = Space(tune.space, tune.constraints, "tune.space")
-    check_settings(space, config.model_dump(mode="json"))
-    read_points(tune.initial, space, "tune.initial")
-    if tune.sampler is not None:
-        check_part(SAMPLERS, tune.sampler, "tune.sampler", 3)
-    check_part(SCHEDULERS, tune.scheduler, "tune.scheduler", 0)
-    check_measurable(tune, config.train)
     supernet = None if tune.one_shot is None else one_shot_config(config, tune, space)
     if supernet is not None and not any((limit.trials, limit.seconds, limit.gpu_seconds, limit.money)):
         raise UserError("trials of one_shot process no tokens", where="tune.budget", fix="give such as 50 trials")
@@ -103,17 +95,15 @@ def tune_trainings(
             starts_warm=tune.warm_start is not None,
             section="tune.",
         )
-    suite = tune.suite(bool(config.task.label_set))
-    check_model_costs(tune, config.train)
     source = locate(config.model, Path(), weights=config.train.initialization.method == "none")
-    check_shapes(space, config.model_dump(mode="json"), source)
+    check_shapes(space, base, source)
     training, held_out = split_records(records, tune, config, root)
     shared: dict[str, Any] = {
-        "base": config.model_dump(mode="json"),
+        "base": base,
         "model": source,
         "records": training,
         "held_out": held_out,
-        "suite": suite,
+        "suite": tune.suite(bool(config.task.label_set)),
         "metrics": tune.metrics,
         "limits": tune.limits.values,
     }

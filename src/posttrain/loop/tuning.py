@@ -7,18 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from posttrain.loop.adjust import adjustment_rules, config_value
 from posttrain.loop.drift import VALUE_NAMES as DRIFT_VALUES
-from posttrain.loop.tune_config import VALUE_NAMES, TuneConfig, check_model_costs
-from posttrain.loop.tune_settings import RANKS_PREFIX, SETTING_PREFIX, apply_settings, check_settings
+from posttrain.loop.tune_checks import check_search
+from posttrain.loop.tune_config import VALUE_NAMES, TuneConfig
+from posttrain.loop.tune_settings import RANKS_PREFIX, SETTING_PREFIX, apply_settings
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.expression import Rule, parse
 from posttrain.store.paths import locate_path
 from posttrain.train.config import TrainConfig
-from posttrain.tune.backends.registry import check_engine, check_memory
-from posttrain.tune.parts import check_part
-from posttrain.tune.samplers.initial import read_points
-from posttrain.tune.samplers.registry import SAMPLERS
+from posttrain.tune.backends.registry import check_memory
 from posttrain.tune.schedulers.registry import make_scheduler
-from posttrain.tune.space import Space
 
 if TYPE_CHECKING:
     from posttrain.loop.config import Config
@@ -190,11 +187,10 @@ def check_tuning(config: "Config", root: Path, has_labels: bool) -> None:
         return
     if tune.budget is None:
         raise UserError("says nothing of what it may spend", where="tune.budget", fix="give one, such as 20 trials")
-    tune.limit()
+    tune.read_budget()
     if tune.objectives:
         fix = "name a metric, or use posttrain tune beside the loop"
         raise UserError("a round chooses settings by one metric", where="tune.objectives", fix=fix)
-    check_engine(tune.engine, tune.workers, "tune.")
     check_memory(tune.limits.values, tune.engine, "tune.limits")
     if tune.storage is not None:
         raise UserError("a round keeps its study in the workspace", where="tune.storage", fix="leave it out")
@@ -204,9 +200,9 @@ def check_tuning(config: "Config", root: Path, has_labels: bool) -> None:
     if tune.warm_start is not None:
         what = "a round starts from the studies of the rounds before it"
         raise UserError(what, where="tune.warm_start", fix="leave it out")
-    space = Space(tune.space, tune.constraints, _WHERE)
     values = {"data": "pool", "model": config.model, "task": config.task.model_dump(mode="json")}
-    check_settings(space, {**values, "seed": config.seed, "train": config.train.model_dump(mode="json")})
+    base = {**values, "seed": config.seed, "train": config.train.model_dump(mode="json")}
+    check_search(tune, base, config.train, has_labels=has_labels)
     for key in tune.space:
         if key.startswith("train.lora.gates.") and config.train.lora.gates is None:
             what = f"`{key}` has no value in force to compare with"
@@ -219,15 +215,10 @@ def check_tuning(config: "Config", root: Path, has_labels: bool) -> None:
                 if _overlap(searched, change.key):
                     what = f"`{change.key}` would have two owners, a rule here and `{searched}` of tune.space"
                     raise UserError(what, where="adjust", fix="leave it to one of them")
-    read_points(tune.initial, space, "tune.initial")
     tuning_rule(tune)
-    if tune.sampler is not None:
-        check_part(SAMPLERS, tune.sampler, "tune.sampler", 3)
     if make_scheduler(tune.scheduler).has_forks:
         what = "finds a schedule of settings, which the round's training cannot follow"
         raise UserError(what, where="tune.scheduler", fix="use asha, or posttrain tune beside the loop")
-    tune.suite(has_labels)
-    check_model_costs(tune, config.train)
     if tune.held_out.share is None and not locate_path(root, tune.held_out.data).exists():
         raise UserError(
             f"no such file: {tune.held_out.data}", where="tune.held_out", fix="check the path, or hold out 10%"

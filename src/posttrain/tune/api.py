@@ -108,7 +108,8 @@ def minimize(
         stop: ``{"gain": "0.1%"}`` starts no further trial once the best can be improved by less than this share of its
             value with 90% probability; a number is a difference of values.
         price: of an accelerator, for a budget such as ``"5 EUR"``.
-        accelerators: that a trial uses, for budgets in GPU-hours and money; trials that share a GPU count once.
+        accelerators: Accelerators that a trial uses, for budgets in GPU-hours and money; trials that share a GPU count
+            once.
 
     Returns:
         Best settings, best value and all trials.
@@ -116,7 +117,7 @@ def minimize(
     Raises:
         UserError: space, budget, sampler, scheduler, objectives or a point cannot be used; the study was begun with
             another space or other objectives; another process works on it.
-        WorkError: the first five trials have all failed.
+        WorkError: the first five trials have all failed, or none of the first hundred was feasible.
     """
     check_engine(engine, workers)
     several = read_objectives(objectives, choose) if objectives else None

@@ -1,12 +1,13 @@
-"""Budgets, such as ``50 trials``, ``1h 30m``, ``2M tokens``, ``2 gpu-hours`` or ``5 EUR``, what is left,
-and the least gain that is worth spending it."""
+"""Budgets, such as ``50 trials``, ``1h 30m``, ``2M tokens``, ``2 gpu-hours`` or ``5 EUR``, and what is left of them."""
 
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any, NamedTuple, Self
 
+from posttrain.store.amounts import COUNTS
 from posttrain.store.errors import UserError, suggest
 from posttrain.tune.trial import Trial
 
@@ -16,7 +17,7 @@ _UNITS = {1: "s sec second seconds", 60: "m min minute minutes", 3600: "h hour h
 
 _SECONDS = {unit: seconds for seconds, units in _UNITS.items() for unit in units.split()}
 
-_MULTIPLES = {"k": 10**3, "M": 10**6, "B": 10**9, "G": 10**9}
+_MULTIPLES = {**COUNTS, "k": 10**3, "G": 10**9}  # a small m is a minute
 
 _GPU_SECONDS = {f"gpu-{unit}": seconds for unit, seconds in _SECONDS.items()}
 
@@ -44,9 +45,9 @@ class Spent(NamedTuple):
     """Costs of a study so far.
 
     Attributes:
-        seconds: that it was worked on.
-        tokens: of all trials.
-        device_seconds: that devices were in use, each counted once, however many trials share it.
+        seconds: Time of work on the study, over all sessions.
+        tokens: Tokens of all trials.
+        device_seconds: Time in which devices were in use, each counted once, however many trials share it.
     """
 
     seconds: float
@@ -59,14 +60,14 @@ class Budget:
     """The most that a study may spend; None has no limit.
 
     Attributes:
-        trials: started.
-        seconds: that the study is worked on, over all calls.
-        tokens: processed by all trials.
-        gpu_seconds: seconds that devices are in use, times ``accelerators``.
-        money: these hours at the ``price``.
-        price: of an accelerator; needed for money alone.
-        accelerators: in a device, which is what one trial has: a GPU, or a machine without any. Trials that share a
-            device count once.
+        trials: Trials that are started.
+        seconds: Time of work on the study, over all sessions.
+        tokens: Tokens that all trials process.
+        gpu_seconds: Time in which devices are in use, in seconds, times ``accelerators``.
+        money: The price of this time.
+        price: The price of an accelerator; needed for money alone.
+        accelerators: Accelerators of a device. A device is what one trial has: a GPU, or a machine without any. Trials
+            that share a device count once.
     """
 
     trials: int | None = None
@@ -85,7 +86,7 @@ class Budget:
             value: a text, a number of trials, or a budget as it is.
             where: the key, named in errors.
             price: of an accelerator, for a budget in money.
-            accelerators: that one trial uses.
+            accelerators: Accelerators that one trial uses.
 
         Raises:
             UserError: the text is no budget, a part of it is nothing, or its currency is not that of the price.
@@ -113,21 +114,21 @@ class Budget:
             raise wrong
         amounts: dict[str, float] = {}
         for number, unit, tokens in (match.groups() for match in matches):
-            amount = float(number)
+            factor = 1
             if unit in ("trial", "trials") and not tokens:
                 name = "trials"
             elif unit in ("token", "tokens") or (tokens and unit in _MULTIPLES):
-                name, amount = "tokens", amount * _MULTIPLES.get(unit, 1)
+                name, factor = "tokens", _MULTIPLES.get(unit, 1)
             elif unit in _SECONDS and not tokens:
-                name, amount = "seconds", amount * _SECONDS[unit]
+                name, factor = "seconds", _SECONDS[unit]
             elif unit.lower() in _GPU_SECONDS and not tokens:
-                name, amount = "gpu_seconds", amount * _GPU_SECONDS[unit.lower()]
+                name, factor = "gpu_seconds", _GPU_SECONDS[unit.lower()]
             elif _CURRENCY.fullmatch(unit) and not tokens:
                 self._check_currency(unit, where)
                 name = "money"
             else:
                 raise wrong
-            amounts[name] = amounts.get(name, 0) + amount
+            amounts[name] = amounts.get(name, 0) + float(Decimal(number) * factor)  # 2.01M is a whole number
         if repeated := [name for name in amounts if getattr(self, name) is not None]:
             kind = repeated[0].replace("_", " ")
             raise UserError(f"`{part}` is a second limit of {kind}", where=where, fix="give one of each kind")
@@ -161,7 +162,7 @@ class Budget:
 
         Args:
             spent: so far.
-            devices: that are in use until then.
+            devices: Devices that are in use until then.
         """
         rates = [rate for _, rate in self._amounts(Spent(1.0, 0, devices))]  # of tokens none is known
         pairs = zip(self._amounts(spent), rates, strict=True)
@@ -173,7 +174,7 @@ class Budget:
         """Returns an estimate of the seconds until a limit is reached, if it goes on as so far; None without one.
 
         Args:
-            trials: that have been run.
+            trials: Trials that have been run.
             spent: by them.
         """
         amounts = [*self._amounts(spent), *([(self.trials, trials)] if self.trials is not None else [])]
@@ -199,7 +200,7 @@ class Budget:
         Args:
             trials: the trials.
             workers: trials at a time, which share the seconds.
-            devices: that they share; None: each has its own.
+            devices: Devices that they share; None: each has its own.
         """
         seconds = sum(trial.seconds for trial in trials) / workers
         device_seconds = seconds * (workers if devices is None else min(workers, devices))

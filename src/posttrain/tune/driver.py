@@ -23,9 +23,9 @@ from posttrain.tune.study import Study
 from posttrain.tune.trial import UNKNOWN_MEMORY, Fork, Memory, Report, Trial, TrialState
 from posttrain.tune.trial_folders import TrialFolders
 
-_RUNS_AFTER_KILLS = 1  # a trial whose process was killed is run again so many times without a new step in between
+_RUNS_AFTER_KILLS = 1  # a trial whose process is killed runs again this often without a new step in between
 
-_FAILURES = 5  # so many trials that fail, and none that does not, end the study
+_FAILURES = 5  # the study fails if its first five trials all do
 
 _INFEASIBLE = 100  # trials that end a study, if none has a value: a budget that they do not use would never be spent
 
@@ -74,7 +74,7 @@ class Driver:
         self._alone: set[int] = set()  # trials whose memory ran out beside others: they have it to themselves
         self._memory: dict[int, Memory] = {}
         self._packing = MemoryPacking(backend, study.trials)
-        self._failures = 0.0  # on end since the session began; minus infinity after any other end
+        self._failures = 0.0  # in a row since the session began; minus infinity after any other end
         self._infeasible = 0
         self._exhausted = False
         self._spending = Spending(study, backend)
@@ -133,7 +133,7 @@ class Driver:
         self._packing.measure(memory)
         seconds, tokens = before.seconds + report.seconds, before.tokens + report.tokens
         values = self._objectives.complete(report.values, seconds, tokens, self._memory[number])
-        if (bad := self._objectives.infinite(values)) is not None:
+        if (bad := self._objectives.first_non_finite(values)) is not None:
             self._spending.add(trial, seconds, tokens)
             error = f"the {bad[0]} at step {report.step} is {bad[1]}"
             memory = self._memory[number]
@@ -205,7 +205,7 @@ class Driver:
             values = self._objectives.complete(measured, seconds, tokens, memory)
         if not error and not values:
             error = "it reported no value and returned none"
-        elif not error and (bad := self._objectives.infinite(values)) is not None:
+        elif not error and (bad := self._objectives.first_non_finite(values)) is not None:
             error = f"its {bad[0]} is {bad[1]}"
         self._spending.add(trial, seconds, tokens)
         self._end(

@@ -48,7 +48,7 @@ def check_space(space: Space, trials: int | None = None) -> list[SpaceWarning]:
 
     Args:
         space: the space.
-        trials: that the budget allows; None where that is not known.
+        trials: Trials that the budget allows; None where that is not known.
     """
     warnings = []
     if trials is not None and trials < wanted_trials(space):
@@ -165,9 +165,9 @@ def _widened(parameter: Float | Int, side: int) -> tuple[float, float]:
     else:
         below = low / 10 if parameter.log else low - (high - low)
         # A positive number stays one: its sign is hardly an accident.
-        low = max(below, 0.0) if low > 0 else below
+        low = max(below, low / 2) if low > 0 else below
     if isinstance(parameter, Int):
-        return float(max(1, round(low)) if parameter.log else round(low)), float(round(high))
+        return float(max(1, round(low)) if parameter.low > 0 else round(low)), float(round(high))
     return low, high
 
 

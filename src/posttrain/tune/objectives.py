@@ -95,7 +95,7 @@ class Objectives:
         """Returns values with the signs that make less better."""
         return tuple(-value if item.maximize else value for item, value in zip(self.items, values, strict=True))
 
-    def infinite(self, values: Sequence[float]) -> tuple[str, float] | None:
+    def first_non_finite(self, values: Sequence[float]) -> tuple[str, float] | None:
         """Returns the first value that is NaN or infinite, and its text, such as ``value of loss``; None if none is."""
         for name, value in zip(self.names, values, strict=True):
             if not math.isfinite(value):

@@ -9,9 +9,8 @@ from posttrain.tune.trial import UNKNOWN_MEMORY, Memory, Trial
 
 log = logging.getLogger("posttrain")
 
-_USABLE_SHARE = (
-    0.92  # of the available memory, that trials may be predicted to take; between it and all nothing changes
-)
+# Of the available memory, which trials may be predicted to take. Between it and all of it nothing changes.
+_USABLE_SHARE = 0.92
 
 
 class MemoryPacking:

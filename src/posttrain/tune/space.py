@@ -34,6 +34,12 @@ class _Named:
     formula: Formula | None
 
 
+def point_key(drawn: Settings) -> str:
+    """Returns a text that equal points share, and no others: in Python ``1`` and ``True`` are equal, too."""
+    numbers = {name: float(value) if type(value) is int else value for name, value in drawn.items()}
+    return repr(sorted(numbers.items()))
+
+
 class Space:
     """The values that a study may try.
 

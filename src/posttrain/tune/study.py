@@ -1,10 +1,9 @@
 """A study: its space, its trials, and the database that keeps every event of them.
 
 Each start, report and end of a trial is one attribute of the trial in Optuna's storage, numbered over the whole study.
-A study
-is made of nothing else: its trials and the scheduler's state follow from these events in their order, so that a study
-that was killed at any instant is resumed from its last event. States and intermediate values are also written as Optuna
-has them, for its dashboard.
+A study is made of nothing else: its trials and the scheduler's state follow from these events in their order, so that a
+study that was killed at any instant is resumed from its last event. States and intermediate values are also written as
+Optuna has them, for its dashboard.
 """
 
 import json
@@ -79,7 +78,7 @@ class Study:
         objectives: what is searched.
         events: what had happened when the study was opened, in its order.
         clock: seconds that the study had been worked on at its last event, or when that was last recorded.
-        device_seconds: that devices had been in use when that was last recorded.
+        device_seconds: Time in which devices had been in use when it was last recorded.
 
     Raises:
         UserError: the study was begun with another space or another objective, or the database is none.

@@ -7,8 +7,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 SPACE_NOTE = "space:"
-"""How the name of a note begins that holds for the space as it is, such as a place in its grid: it goes when the space
-changes."""
+"""Prefix of notes about the current space, such as an index in its grid; they go when the space changes."""
 
 
 class TrialState(StrEnum):
@@ -37,8 +36,8 @@ class Report:
     Attributes:
         step: its resource, such as the number of epochs or of evaluations so far; from 1.
         value: the value of the objective.
-        seconds: that the trial has taken so far, over all its runs.
-        tokens: that the trial has processed so far, over all its runs.
+        seconds: Time that the trial has taken so far, over all its runs.
+        tokens: Tokens that it has processed so far, over all its runs.
         others: the values of further objectives.
     """
 

@@ -1,4 +1,4 @@
-"""Which study of a database is worked on: the latest version of its name; a changed space begins a new version."""
+"""Opens the latest version of a study; a changed space begins a new one."""
 
 import logging
 from collections.abc import Mapping, Sequence

@@ -146,7 +146,7 @@ class Tune(Stage):
         space = Space(tune.space, tune.constraints, "tune.space")
         current = self._point(context, space)
         study = scratch / "study"
-        budget = tune.limit()
+        budget = tune.read_budget()
         result = search_trainings(
             trial,
             tune,

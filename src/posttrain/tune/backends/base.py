@@ -41,14 +41,14 @@ class Job:
 
 
 OUT_OF_MEMORY = "out of memory"
-"""How the line of an error begins that says so, of the machine's memory or a GPU's."""
+"""Prefix of error lines that report exhausted memory, the machine's or a GPU's."""
 
 OutcomeKind = Literal["returned", "interrupted", "failed", "out_of_memory", "infeasible", "killed"]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended.
+    """The result of a run.
 
     Attributes:
         kind: ``returned``; ``interrupted`` by an answer of the handler; ``failed``; ``out_of_memory``, so that it may
@@ -56,8 +56,8 @@ class Outcome:
             signal from outside, so that it may be run again: perhaps the kernel's, as the machine's memory ran out.
         value: what the function returned.
         error: why it failed, in a line.
-        seconds: that the run took.
-        tokens: that it processed.
+        seconds: Time that the run took.
+        tokens: Tokens that it processed.
         memory: the most that its process had in use.
         others: what it returned for further objectives.
     """
@@ -72,7 +72,7 @@ class Outcome:
 
 
 class Handler(Protocol):
-    """Whom a backend tells what happens; called in the thread that calls `Backend.wait`."""
+    """Receives the reports and outcomes of a backend, in the thread that calls `Backend.wait`."""
 
     def report(self, number: int, report: Report, memory: Memory) -> Decision:
         """A trial has reported what its function measured; seconds and tokens are those of the run, memory the most."""

@@ -274,7 +274,7 @@ class _WorkerListener:
         host: name of this machine for workers elsewhere; None for a socket that only this machine has.
 
     Attributes:
-        key: that workers must know.
+        key: Secret that workers must know.
         address: to connect to, as JSON.
         descriptor: readable when workers have connected.
     """

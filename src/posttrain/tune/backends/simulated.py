@@ -17,8 +17,8 @@ class CurvePoint(NamedTuple):
 
     Attributes:
         value: of the objective after it, or of each.
-        seconds: that it takes.
-        tokens: that it processes.
+        seconds: Time that it takes.
+        tokens: Tokens that it processes.
     """
 
     value: Measured
@@ -51,7 +51,7 @@ class SimulatedBackend(Backend):
     Args:
         curve: returns the steps of a trial.
         workers: trials at a time.
-        devices: that these share; None: each has its own.
+        devices: Devices that these share; None: each has its own.
     """
 
     is_simulated = True

@@ -40,7 +40,7 @@ class SearchContext:
     Attributes:
         budget: its budget.
         workers: trials at a time.
-        devices: that these share; None: each trial has its own.
+        devices: Devices that these share; None: each trial has its own.
         sources: finished studies that it may learn from, the nearest first.
         defaults: values of parameters that these may lack, with which their trials were run.
     """

@@ -20,7 +20,7 @@ from posttrain.tune.losses import MAX_ROWS, newest_and_best, standardize, to_nor
 from posttrain.tune.parts import check_ranges
 from posttrain.tune.samplers.base import Directions, Proposal, Sampler
 from posttrain.tune.samplers.unit_cube import QuasiRandomSampler
-from posttrain.tune.space import Settings, Space
+from posttrain.tune.space import Settings, Space, point_key
 from posttrain.tune.trial import Trial
 
 _CANDIDATES, _STARTS, _NEIGHBOURS = 1_000, 4, 60  # of the search for the greatest acquisition
@@ -184,9 +184,9 @@ class GaussianProcessSampler(Sampler):
 
     def _draw_new(self, trials: Sequence[Trial], generator: np.random.Generator) -> Settings:
         """Draws a point that was not tried, unless hardly any is left."""
-        tried = {_key(trial.drawn) for trial in trials}
+        tried = {point_key(trial.drawn) for trial in trials}
         draws = (self.space.draw(generator) for _ in range(_DRAWS))
-        return next((drawn for drawn in draws if _key(drawn) not in tried), None) or self.space.draw(generator)
+        return next((drawn for drawn in draws if point_key(drawn) not in tried), None) or self.space.draw(generator)
 
     def standardize(self, losses: Sequence[float]) -> np.ndarray:
         """Returns losses as a process is fitted to them, float64 [n] of mean 0 and deviation 1."""
@@ -271,10 +271,10 @@ class GaussianProcessSampler(Sampler):
             tried: points that are proposed only where nothing else was drawn. On a grid the greatest score is often
                 that of a known point: a scheduler of partial trainings would ask for the same one again and again.
         """
-        seen = {_key(drawn) for drawn in tried}
+        seen = {point_key(drawn) for drawn in tried}
 
         def unseen(points: Sequence[Settings]) -> list[Settings]:
-            new = {_key(point): point for point in points if _key(point) not in seen}
+            new = {point_key(point): point for point in points if point_key(point) not in seen}
             seen.update(new)
             return list(new.values())
 
@@ -305,10 +305,6 @@ def only_above(score: Score, log_probability: Score | None, least: float) -> Sco
 def _only_far(score: Score, predictor: Predictor, center: np.ndarray) -> Score:
     """Returns the score without points near a center, float64 [d]."""
     return lambda points: np.where(predictor.correlation(points, center) < _NEAR, score(points), -np.inf)
-
-
-def _key(drawn: Settings) -> str:
-    return repr(sorted(drawn.items()))  # values may be lists
 
 
 def gaussian_process(

@@ -6,7 +6,7 @@ from typing import Any
 from posttrain.store.errors import UserError
 from posttrain.tune.samplers.base import Proposal, Sampler, SearchContext
 from posttrain.tune.samplers.population import PopulationSampler
-from posttrain.tune.space import Settings, Space
+from posttrain.tune.space import Settings, Space, point_key
 from posttrain.tune.trial import Fork, Trial
 
 
@@ -38,7 +38,7 @@ class InitialPoints(PopulationSampler):
     def _next_point(self, trials: Sequence[Trial]) -> Settings | None:
         """Returns the first point that no trial has tried, also where these were begun without the points."""
         # Once tried, for good: not asked again with each of thousands of trials.
-        while self._left and any(trial.drawn == self._left[0] for trial in trials):
+        while self._left and any(point_key(trial.drawn) == point_key(self._left[0]) for trial in trials):
             del self._left[0]
         return self._left[0] if self._left else None
 
@@ -67,9 +67,8 @@ def read_points(points: Sequence[Settings], space: Space, where: str = "initial"
             listed = ", ".join(f"{name}: {value}" for name, value in point.items())
             fix = "give every parameter that exists there a value in its range"
             raise UserError(f"{{{listed}}} is no point of the space", where=where, fix=fix)
-        if drawn not in read:
-            read.append(drawn)
-    return read
+        read.append(drawn)
+    return list({point_key(drawn): drawn for drawn in read}.values())
 
 
 def find_drawn(point: Mapping[str, Any], space: Space) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from posttrain.store.extensions import Registry
-from posttrain.tune.parts import check_ranges, make_part
+from posttrain.tune.parts import check_part, check_ranges, make_part
 from posttrain.tune.samplers.base import Directions, Sampler
 from posttrain.tune.space import Space
 
@@ -43,6 +43,16 @@ def make_sampler(value: Any, space: Space, seed: int = 0, maximize: Directions =
         UserError: there is no such sampler, or it has no such option.
     """
     return value if isinstance(value, Sampler) else make_part(SAMPLERS, value, "sampler", space, seed, maximize)
+
+
+def check_sampler(value: Any, where: str) -> None:
+    """Raises a `UserError` as `make_sampler` does, without making the sampler.
+
+    Args:
+        value: a name, or a mapping of ``name`` and options.
+        where: the key, named in errors.
+    """
+    check_part(SAMPLERS, value, where, len(("space", "seed", "maximize")))
 
 
 def tpe(space: Space, seed: int, maximize: Directions, startup: int = 10) -> Sampler:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from posttrain.store.extensions import Registry
-from posttrain.tune.parts import make_part
+from posttrain.tune.parts import check_part, make_part
 from posttrain.tune.schedulers.base import Scheduler
 
 SCHEDULERS: Registry[Callable[..., Scheduler]] = Registry(
@@ -35,3 +35,13 @@ def make_scheduler(value: Any) -> Scheduler:
         UserError: there is no such scheduler, or it has no such option, or lacks one.
     """
     return value if isinstance(value, Scheduler) else make_part(SCHEDULERS, value, "scheduler")
+
+
+def check_scheduler(value: Any, where: str) -> None:
+    """Raises a `UserError` as `make_scheduler` does, without making the scheduler.
+
+    Args:
+        value: a name, or a mapping of ``name`` and options.
+        where: the key, named in errors.
+    """
+    check_part(SCHEDULERS, value, where, 0)

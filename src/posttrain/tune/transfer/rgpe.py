@@ -99,8 +99,8 @@ class RgpeSampler(GaussianProcessSampler):
         predictions = np.array(
             [*(source.predict(points)[0] for source in sources), model.process.leave_one_out(model.values)]
         )
-        trials_left = self.context.budget.trials
-        used = 0.0 if trials_left is None else len(trials) / trials_left
+        total = self.context.budget.trials
+        used = 0.0 if total is None else len(trials) / total
         weights = rank_weights(predictions, model.values, used, generator)
         return Ensemble([*sources, model], weights), best
 

@@ -27,8 +27,8 @@ class Savings:
 
     Attributes:
         compared: trials that were looked at of each study, as many as the shortest has.
-        trials: that this study took; ``seconds`` of them.
-        source_trials: that the sources took, the median; ``source_seconds`` of them.
+        trials: Trials that this study took; ``seconds`` of them.
+        source_trials: Trials that the sources took, the median; ``source_seconds`` of them.
         sources: number of sources; only those that started cold, where there are any.
     """
 

@@ -14,7 +14,7 @@ from posttrain.tune.gaussian_process import encode
 from posttrain.tune.parameters import Float, Int
 from posttrain.tune.samplers.base import Proposal, Sampler
 from posttrain.tune.samplers.initial import InitialPoints
-from posttrain.tune.space import Settings, Space
+from posttrain.tune.space import Settings, Space, point_key
 from posttrain.tune.transfer.past import PastStudy, Task, distances
 from posttrain.tune.trial import Trial
 from posttrain.tune.versions import Goal
@@ -88,20 +88,20 @@ def choose_warm_start(
                 f"no earlier study is near: {usable[index].name} is at {far:.2g}, and near is up to {NEAR:g}"
             )
         return WarmStart((), (), (*sentences, "starts from the defaults"))
-    points: list[Settings] = []
+    points: dict[str, Settings] = {}
     for turn in range(_POINTS):
         for study, _ in near:
             ranked = study.ranked
             drawn = carry_over(ranked[turn].settings, goal.space, defaults) if turn < len(ranked) else None
-            if drawn is not None and drawn not in points and len(points) < _POINTS:
-                points.append(drawn)
+            if drawn is not None and len(points) < _POINTS:
+                points.setdefault(point_key(drawn), drawn)
     listed = ", ".join(
         f"{study.name} ({'not comparable' if far is None else f'distance {far:.2g}'}, {len(study.trials)} trials)"
         for study, far in near
     )
     sentences.insert(0, f"starts from {len(points)} settings of {listed}")
     sentences += [text for study, _ in near if (text := _differences(study, goal.space))]
-    return WarmStart(tuple(study for study, _ in near), tuple(points), tuple(sentences))
+    return WarmStart(tuple(study for study, _ in near), tuple(points.values()), tuple(sentences))
 
 
 def open_warm_start(folder: Path | None, choose: Callable[[], WarmStart], trials: int) -> WarmStart:
@@ -110,7 +110,7 @@ def open_warm_start(folder: Path | None, choose: Callable[[], WarmStart], trials
     Args:
         folder: of the study; None keeps nothing.
         choose: chooses it, where the study begins.
-        trials: that the study has already.
+        trials: Trials that the study has already.
     """
     file = None if folder is None else folder / WARM_START_FILE
     if file is not None and file.is_file():
