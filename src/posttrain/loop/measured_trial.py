@@ -50,8 +50,14 @@ class MeasuredTrial:
         check_limits(costs, self.limits)
         return costs
 
-    def measure(self, costs: dict[str, float], lm: LanguageModel) -> Measured:
-        """Returns the metrics of a model, of several a list."""
+    def measure(self, shape_costs: Mapping[str, float], lm: LanguageModel) -> Measured:
+        """Returns the metrics of a model, of several a list.
+
+        Args:
+            shape_costs: the costs that follow from its shape.
+            lm: the model.
+        """
+        costs = dict(shape_costs)
         if "latency" in self.metrics:
             costs["latency"] = measure_model_latency(lm, self.held_out)
         result = run_suite(lm, self.held_out, self.suite, "held_out")

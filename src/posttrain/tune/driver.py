@@ -39,7 +39,7 @@ class Driver:
     """One session of work on a study; the handler of its backend.
 
     Args:
-        study: as it was opened; the driver replays its earlier events to the scheduler.
+        study: as it was opened; `run` replays its earlier events to the scheduler.
         sampler: proposes settings.
         scheduler: decides which trials run and how far.
         backend: runs them.
@@ -79,13 +79,6 @@ class Driver:
         self._exhausted = False
         self._spending = Spending(study, backend)
         self._kept = time.monotonic()
-        last = {event.trial.number: event.order for event in study.events if event.kind != "cut"}
-        for event in study.events:
-            self._replay(event, event.order == last[event.trial.number])
-        for trial in study.trials:  # of a session that was killed before it could
-            self._carry_out_fork(trial)
-        for trial in study.trials:
-            self._folders.clean_up(trial.number)
 
     @property
     def seconds(self) -> float:
@@ -110,6 +103,7 @@ class Driver:
         self._observe, self._show_time = observe or self._observe, show_time or self._show_time
         longest = math.inf if self._backend.is_simulated else _CLOCK_SECONDS
         self._study.keep_budget(self._budget)
+        self._resume()
         try:
             while True:
                 if not self._is_spent():
@@ -226,6 +220,17 @@ class Driver:
         seconds, tokens = before.seconds + seconds, before.tokens + tokens
         self._spending.add(self._study.trials[number], seconds, tokens)
         self._study.cut(number, seconds, tokens, self.seconds)
+
+    def _resume(self) -> None:
+        """Gets the scheduler to where it was, and does what an earlier session was killed before it could."""
+        study = self._study
+        last = {event.trial.number: event.order for event in study.events if event.kind != "cut"}
+        for event in study.events:
+            self._replay(event, event.order == last[event.trial.number])
+        for trial in study.trials:
+            self._carry_out_fork(trial)
+        for trial in study.trials:
+            self._folders.clean_up(trial.number)
 
     def _replay(self, event: Event, last: bool) -> None:
         """Tells the scheduler what happened in an earlier session, and acts on a decision that was not carried out.

@@ -163,9 +163,9 @@ def _widened(parameter: Float | Int, side: int) -> tuple[float, float]:
         high = high * 10 if parameter.log else high + (high - low)
         high = min(high, 1.0) if is_share else high
     else:
-        below = low / 10 if parameter.log else low - (high - low)
         # A positive number stays one: its sign is hardly an accident.
-        low = max(below, low / 2) if low > 0 else below
+        below = low - (high - low)
+        low = low / 10 if parameter.log else max(below, low / 2) if low > 0 else below
     if isinstance(parameter, Int):
         return float(max(1, round(low)) if parameter.low > 0 else round(low)), float(round(high))
     return low, high

@@ -146,12 +146,11 @@ class Tune(Stage):
         space = Space(tune.space, tune.constraints, "tune.space")
         current = self._point(context, space)
         study = scratch / "study"
-        budget = tune.read_budget()
         result = search_trainings(
             trial,
             tune,
             study,
-            budget=budget,
+            budget=tune.read_budget(),
             engine=tune.engine,
             workers=tune.workers,
             initial=tune.initial,
@@ -171,8 +170,8 @@ class Tune(Stage):
         value, settings = value_before, {**(current_trial.settings if current_trial is not None else {}), **before}
         if best is not None and _is_better(best.latest, value_before, tune.is_maximized):
             value, settings = best.latest, dict(best.settings)
-        for entry in [entry for entry in result.trials if entry.error][:1]:
-            log.warning("  trial %d failed: %s", entry.number, entry.error)
+        if (failed := next((entry for entry in result.trials if entry.error), None)) is not None:
+            log.warning("  trial %d failed: %s", failed.number, failed.error)
         _write(out, settings, result.trials)
         # Both follow from data and trials alone.
         for name in (TASK_FILE, WARM_START_FILE):
