@@ -61,7 +61,7 @@ def test_a_clean_curve_is_followed_to_its_end(curve: "object") -> None:
     values = [float(curve(step)) for step in range(1, 9)]  # type: ignore[operator]
     forecast = extrapolate(range(1, 9), values, LAST)
     assert forecast.mean == pytest.approx(float(curve(LAST)), abs=0.02)  # type: ignore[operator]
-    assert forecast.quantile(0.05) < float(curve(LAST)) < forecast.quantile(0.95)  # type: ignore[operator]
+    assert 0.05 < forecast.probability_below(float(curve(LAST))) < 0.95  # type: ignore[operator]
 
 
 def test_more_of_a_curve_makes_its_end_more_certain() -> None:
@@ -69,7 +69,7 @@ def test_more_of_a_curve_makes_its_end_more_certain() -> None:
     widths = []
     for seen in (2, 5, 10, 19):
         forecast = extrapolate(range(1, seen + 1), values[:seen], LAST)
-        widths.append(forecast.quantile(0.9) - forecast.quantile(0.1))
+        widths.append(forecast.deviation)
     assert widths == sorted(widths, reverse=True)
 
 
@@ -78,13 +78,14 @@ def test_the_unit_and_the_origin_of_values_do_not_matter() -> None:
     plain = extrapolate(range(1, 5), values, LAST, 0.5, 0.2)
     other = extrapolate(range(1, 5), [1000 * value - 7 for value in values], LAST, 493, 200)
     np.testing.assert_allclose(plain.weights, other.weights, rtol=1e-6)
-    assert other.quantile(0.3) == pytest.approx(1000 * plain.quantile(0.3) - 7)
+    assert other.probability_below(1000 * 0.55 - 7) == pytest.approx(plain.probability_below(0.55))
 
 
-def test_quantiles_invert_probabilities() -> None:
+def test_a_forecast_is_a_mixture() -> None:
     forecast = Forecast(np.array([0.3, 0.7]), np.array([-1.0, 2.0]), np.array([0.5, 0.1]))
-    for probability in (0.01, 0.3, 0.5, 0.99):
-        assert forecast.probability_below(forecast.quantile(probability)) == pytest.approx(probability)
+    for value in (-2.0, -1.0, 1.9, 2.1):
+        below = 0.3 * norm.cdf(value, -1.0, 0.5) + 0.7 * norm.cdf(value, 2.0, 0.1)
+        assert forecast.probability_below(value) == pytest.approx(below)
     assert forecast.mean == pytest.approx(1.1)
 
 

@@ -118,7 +118,7 @@ def run(
     for name, value in result.best.settings.items():
         print_line(f"  {name}: {value}")
     for warning in check_edges(Space(section.space, section.constraints), result.best):
-        print_line(warning.text)
+        print_line(warning)
     trained = out / "trials" / f"{result.best.number:04d}" / "model"
     if (trained / SUMMARY).exists():
         print_line(f"the best trial's model: {trained}")

@@ -13,19 +13,15 @@ _LEAST_DEVIATION = 1e-10
 _FAR = -1e3  # below it a difference of two numbers near 1 has lost its digits, and two terms of a series have all
 
 
-def expected_improvement(mean: np.ndarray, deviation: np.ndarray, best: float) -> np.ndarray:
-    """Returns E[max(0, best - loss)], float64 [m]; σ (φ(z) + z Φ(z)) with z = (best - mean) / σ.
+def log_expected_improvement(mean: np.ndarray, deviation: np.ndarray, best: float) -> np.ndarray:
+    """Returns log E[max(0, best - loss)], float64 [m] (Ament et al. 2023, arXiv:2310.20708, eq. 9).
+
+    That is the logarithm of σ (φ(z) + z Φ(z)) with z = (best - mean) / σ.
 
     Args:
         mean, deviation: float64 [m], of the loss.
         best: least loss so far.
     """
-    improvement: np.ndarray = np.exp(log_expected_improvement(mean, deviation, best))
-    return improvement
-
-
-def log_expected_improvement(mean: np.ndarray, deviation: np.ndarray, best: float) -> np.ndarray:
-    """Returns the logarithm of the expected improvement, float64 [m] (Ament et al. 2023, arXiv:2310.20708, eq. 9)."""
     sigma = np.maximum(deviation, _LEAST_DEVIATION)
     logs: np.ndarray = _log_h((best - mean) / sigma) + np.log(sigma)
     return logs

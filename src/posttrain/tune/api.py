@@ -141,7 +141,7 @@ def minimize(
         task=lambda trials: Task({**(features or {}), **early_value(trials)}),
     )
     for warning in [] if result.best is None else check_edges(space, result.best):
-        log.warning("  %s", warning.text)
+        log.warning("  %s", warning)
     return result
 
 
@@ -246,7 +246,7 @@ def optimize(
         study.export()  # so that a folder with a task has trials, though none yet
         keep_task()
         for warning in check_space(space, budget.trials):
-            log.warning("  %s", warning.text)
+            log.warning("  %s", warning)
         chosen_sampler.begin(
             SearchContext(budget, backend.workers, backend.devices, warm_start.sources, defaults or {})
         )
@@ -258,7 +258,7 @@ def optimize(
             files(trial)
             lines(trial)
             if (warning := size_check(study.trials)) is not None:
-                log.warning("  %s", warning.text)
+                log.warning("  %s", warning)
 
         try:
             driver.run(observe, lines.show_time)

@@ -54,17 +54,6 @@ class Forecast:
 
         return float(self.weights @ ndtr((value - self.means) / self.deviations))
 
-    def quantile(self, probability: float) -> float:
-        """Returns the value below which the given probability lies."""
-        from scipy.optimize import brentq
-        from scipy.special import ndtri
-
-        ends = self.means + self.deviations * ndtri(probability)
-        low, high = float(ends.min()), float(ends.max())
-        if high - low < 1e-12:
-            return low
-        return float(brentq(lambda value: self.probability_below(value) - probability, low, high, xtol=1e-12))
-
 
 def basis(steps: np.ndarray, last: int) -> np.ndarray:
     """Returns the shapes φ at steps, float64 of shape (shapes, steps); each is 1 at step 1.

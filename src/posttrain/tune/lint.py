@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from posttrain.tune.budget import Budget, count_trials
@@ -30,20 +29,7 @@ _FIRST = 5  # trials, whose costs say how many a budget holds
 _EDGE = 0.02  # share of a range that counts as its edge
 
 
-@dataclass(frozen=True)
-class SpaceWarning:
-    """Something about a space that the user should know.
-
-    Attributes:
-        parameter: its name; empty where the whole space is meant.
-        text: one line.
-    """
-
-    parameter: str
-    text: str
-
-
-def check_space(space: Space, trials: int | None = None) -> list[SpaceWarning]:
+def check_space(space: Space, trials: int | None = None) -> list[str]:
     """Returns what is suspicious about a space before a study.
 
     Args:
@@ -53,7 +39,7 @@ def check_space(space: Space, trials: int | None = None) -> list[SpaceWarning]:
     warnings = []
     if trials is not None and trials < wanted_trials(space):
         text = f"{count_trials(trials)} {'is' if trials == 1 else 'are'} few for {_few_for(space)}"
-        warnings.append(SpaceWarning("", f"{text}; fix some or narrow them"))
+        warnings.append(f"{text}; fix some or narrow them")
     for name, parameter in space.parameters.items():
         if not isinstance(parameter, Float | Int) or parameter.log:
             continue
@@ -63,7 +49,7 @@ def check_space(space: Space, trials: int | None = None) -> list[SpaceWarning]:
             tenth = low + (high - low) / 10
             fix = "try `log: true`" if low > 0 else "try `log: true` with a lower end above 0"
             text = f"`{name}` from {low:g} to {high:g} is linear: of ten trials nine lie above {tenth:g}; {fix}"
-            warnings.append(SpaceWarning(name, text))
+            warnings.append(text)
     return warnings
 
 
@@ -84,7 +70,7 @@ class SizeCheck:
         self._wanted = wanted_trials(space)
         self._done = budget.trials is not None and budget.trials < self._wanted
 
-    def __call__(self, trials: Sequence[Trial]) -> SpaceWarning | None:
+    def __call__(self, trials: Sequence[Trial]) -> str | None:
         if self._done:
             return None
         # Settings that a limit refuses at once say nothing of the costs.
@@ -97,7 +83,7 @@ class SizeCheck:
             return None
         count = count_trials(max(len(known), int(len(known) / share)))
         text = f"the budget holds about {count}, as the first {len(known)} cost: few for {_few_for(self._space)}"
-        return SpaceWarning("", f"{text}; fix some or narrow them")
+        return f"{text}; fix some or narrow them"
 
 
 def _few_for(space: Space) -> str:
@@ -111,7 +97,7 @@ def wanted_trials(space: Space) -> int:
     return int(min(_TRIALS_PER_PARAMETER * len(space.parameters), _points(space)))
 
 
-def check_edges(space: Space, best: Trial) -> list[SpaceWarning]:
+def check_edges(space: Space, best: Trial) -> list[str]:
     """Returns the numbers of the best trial that lie on an edge of their range, with a wider range.
 
     Ends at 0 and 1 are taken for natural limits, as of a share or a count, and are not reported. Choices of numbers
@@ -129,7 +115,7 @@ def check_edges(space: Space, best: Trial) -> list[SpaceWarning]:
             text += f"; widen it to {low:g} to {high:g}, and go on with --migrate"
         else:
             text += "; add values beyond it"
-        warnings.append(SpaceWarning(name, text))
+        warnings.append(text)
     return warnings
 
 

@@ -234,7 +234,7 @@ def _warnings(goal: Goal, best: Trial | None, importance: Importance) -> list[st
     compared = len(importance.compared.values)
     # Of fewer trials the first sentence says so.
     warnings = [*check_edges(goal.space, best), *check_space(goal.space, compared if compared >= FEWEST else None)]
-    texts = [warning.text.replace("`", "") for warning in warnings]
+    texts = [warning.replace("`", "") for warning in warnings]
     return [f"{text[0].upper()}{text[1:]}." for text in texts]
 
 
