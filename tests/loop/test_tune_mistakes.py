@@ -1,5 +1,6 @@
 """Mistakes in a search of trainings are named before any work."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,9 @@ from posttrain.store.errors import UserError, WorkError
         ({"metric": "acuracy"}, "tune.metric: there is no metric `acuracy` here; did you mean `accuracy`?"),
         ({"metric": "perplexity"}, "tune.metric: there is no metric `perplexity` here"),
         ({"scheduler": "best"}, "tune.scheduler: there is no scheduler `best`"),
+        ({"scheduler": {"name": "asha", "max_resource": math.inf}}, "tune.scheduler: `max_resource` of asha is inf"),
+        ({"storage": "mysql://user@host/name"}, "tune.storage: `mysql` is not supported"),
+        ({"storage": "postgresql://user:${MISSING}@host/name"}, "tune.storage: "),
         ({"held_out": "nothing.jsonl"}, "nothing.jsonl: there is no such file"),
     ],
 )

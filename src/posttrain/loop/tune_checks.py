@@ -14,6 +14,7 @@ from posttrain.tune.samplers.registry import check_sampler
 from posttrain.tune.schedulers.registry import check_scheduler
 from posttrain.tune.space import Space
 from posttrain.tune.spaces import values_of
+from posttrain.tune.storage import describe_location
 
 
 def check_search(tune: TuneConfig, base: Mapping[str, Any], train: TrainConfig, *, has_labels: bool) -> Space:
@@ -35,6 +36,7 @@ def check_search(tune: TuneConfig, base: Mapping[str, Any], train: TrainConfig, 
     if tune.sampler is not None:
         check_sampler(tune.sampler, "tune.sampler")
     check_scheduler(tune.scheduler, "tune.scheduler")
+    describe_location(None, tune.storage, "tune.storage")
     _check_measurable(tune, train)
     tune.suite(has_labels)
     _check_model_costs(tune, train)

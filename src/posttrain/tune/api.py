@@ -25,7 +25,7 @@ from posttrain.tune.schedulers.base import Scheduler
 from posttrain.tune.schedulers.registry import make_scheduler
 from posttrain.tune.space import Space
 from posttrain.tune.stopping import GainRule
-from posttrain.tune.storage import LOCK, STUDY_FILE, TRIALS_FOLDER, begin_name
+from posttrain.tune.storage import LOCK, STUDY_FILE, TRIALS_FOLDER, begin_name, describe_location
 from posttrain.tune.study import Study
 from posttrain.tune.study_files import StudyFiles
 from posttrain.tune.transfer.past import PastStudy, Task, early_value, read_past, write_task
@@ -195,6 +195,7 @@ def optimize(
     if chosen_scheduler.has_forks and not isinstance(chosen_sampler, PopulationSampler):
         what = "the scheduler trains a population, whose settings this sampler cannot perturb"
         raise UserError(what, where="sampler", fix=f"leave it out, or use {chosen_scheduler.sampler}")
+    describe_location(None, storage)  # before a folder is made
     first = read_points(initial, space)
     gain = None if stop is None else read_gain(stop)
     if gain is not None and chosen_scheduler.has_forks:

@@ -69,13 +69,18 @@ def open_storage(folder: Path | None, url: str | None = None) -> BaseStorage:
         ) from None
 
 
-def describe_location(folder: Path | None, url: str | None) -> str:
-    """Returns the place of a study for errors: its folder, or the URL of its database without the password.
+def describe_location(folder: Path | None, url: str | None, where: str = _URL_KEY) -> str:
+    """Returns the location of a study for errors: its folder, or the URL of its database without the password.
+
+    Args:
+        folder: of the study.
+        url: of its database.
+        where: the key of the URL, named in errors.
 
     Raises:
         UserError: the URL is no database, or a variable in it is not set.
     """
-    return str(folder) if url is None else hide_password(expand_variables(url, _URL_KEY), _URL_KEY)
+    return str(folder) if url is None else hide_password(expand_variables(url, where), where)
 
 
 def begin_name(folder: Path | None, url: str | None) -> str:
