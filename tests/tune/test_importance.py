@@ -7,7 +7,8 @@ import optuna
 import pytest
 from optuna.importance import FanovaImportanceEvaluator, PedAnovaImportanceEvaluator, get_param_importances
 
-from posttrain.tune.importance import MOST, comparable_values, fanova, measure_importance, worst_shown
+from posttrain.tune.importance import MOST, fanova, measure_importance
+from posttrain.tune.losses import comparable_values, worst_shown
 from posttrain.tune.parameters import Choice, Float, Int
 from posttrain.tune.space import Space
 from posttrain.tune.storage import to_distribution, to_optuna

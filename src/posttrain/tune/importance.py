@@ -18,35 +18,17 @@ from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from sklearn.ensemble import RandomForestRegressor
 from sklearn.tree._tree import Tree
 
-from posttrain.tune.lint import wanted_trials
+from posttrain.tune.losses import FEWEST, Comparable, comparable_values, worst_shown
 from posttrain.tune.space import Space
 from posttrain.tune.storage import to_distribution, to_optuna
-from posttrain.tune.trial import Trial, TrialState
-
-FEWEST = 10
-"""Trials with comparable values, below which nothing is said about importance."""
+from posttrain.tune.trial import Trial
 
 MOST = 2_000
 """Trials that importance is computed from; of more, so many are drawn at random: a forest of 10,000 takes a minute."""
 
 _TREES = 64
 
-_REACH = 4.0
-
 _TOP_SHARE, _FEWEST_TOP = 0.1, 5  # of the trials that PED-ANOVA calls the best; its authors want five at the least
-
-
-@dataclass(frozen=True)
-class Comparable:
-    """Values of trials that can be compared, as all have been trained equally long.
-
-    Attributes:
-        values: by the trial's number.
-        step: the step of all values; None: the final values of finished trials.
-    """
-
-    values: Mapping[int, float]
-    step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -78,38 +60,6 @@ class Importance:
     conditional: Mapping[str, int] = field(default_factory=dict)
     top_shares: Mapping[str, float] = field(default_factory=dict)
     top: int = 0
-
-
-def comparable_values(space: Space, trials: Sequence[Trial]) -> Comparable:
-    """Returns the values that say most about a space.
-
-    These are the final ones of finished trials; but where most trials were stopped or paused, and too few for the space
-    have finished, those at the last step that enough have reported. A failed trial has none.
-    """
-    finished = {t.number: t.value for t in trials if t.state is TrialState.FINISHED and t.value is not None}
-    by_step: dict[int, dict[int, float]] = {}
-    for trial in trials:
-        if trial.state is not TrialState.FAILED:
-            for report in trial.reports:
-                by_step.setdefault(report.step, {})[trial.number] = report.value
-    candidates = [Comparable(finished), *(Comparable(by_step[step], step) for step in sorted(by_step, reverse=True))]
-    half = sum(trial.latest is not None for trial in trials) / 2
-    enough = min(half, max(FEWEST, wanted_trials(space)))
-    last = next((candidate for candidate in candidates if len(candidate.values) >= enough), None)
-    return last or max(candidates, key=lambda candidate: len(candidate.values))
-
-
-def worst_shown(values: np.ndarray, maximize: bool = False) -> float:
-    """Returns the worst value of interest: others lie so far off that they would hide all differences.
-
-    That is the worst within four times the distance from the best value to the worst quarter; normal values never lie
-    beyond, and trainings that have diverged do.
-    """
-    signed = -values if maximize else values
-    best, quarter = np.quantile(signed, (0, 0.75)).tolist()
-    # Where three quarters are the same, nothing lies within.
-    worst = float(signed[signed <= best + _REACH * (quarter - best)].max() if quarter > best else signed.max())
-    return -worst if maximize else worst
 
 
 def measure_importance(space: Space, trials: Sequence[Trial], *, maximize: bool = False, seed: int = 0) -> Importance:

@@ -1,15 +1,68 @@
-"""The losses that a model of a study is fitted to."""
+"""The values of a study that can be compared, and the losses that a model is fitted to."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from posttrain.tune.importance import worst_shown
+from posttrain.tune.lint import wanted_trials
+from posttrain.tune.space import Space
+from posttrain.tune.trial import Trial, TrialState
+
+FEWEST = 10
+"""Trials with comparable values, below which nothing is said about importance."""
 
 MAX_ROWS = 200
 """Trials that a Gaussian process sees: half of them the best, half the newest; its time grows with the cube."""
 
 _LEAST_TRANSFORMED = 5  # different losses, below which their distribution is not known
+
+_REACH = 4.0
+
+
+@dataclass(frozen=True)
+class Comparable:
+    """Values of trials that can be compared, as all have been trained equally long.
+
+    Attributes:
+        values: by the trial's number.
+        step: the step of all values; None: the final values of finished trials.
+    """
+
+    values: Mapping[int, float]
+    step: int | None = None
+
+
+def comparable_values(space: Space, trials: Sequence[Trial]) -> Comparable:
+    """Returns the values that say most about a space.
+
+    These are the final ones of finished trials; but where most trials were stopped or paused, and too few for the space
+    have finished, those at the last step that enough have reported. A failed trial has none.
+    """
+    finished = {t.number: t.value for t in trials if t.state is TrialState.FINISHED and t.value is not None}
+    by_step: dict[int, dict[int, float]] = {}
+    for trial in trials:
+        if trial.state is not TrialState.FAILED:
+            for report in trial.reports:
+                by_step.setdefault(report.step, {})[trial.number] = report.value
+    candidates = [Comparable(finished), *(Comparable(by_step[step], step) for step in sorted(by_step, reverse=True))]
+    half = sum(trial.latest is not None for trial in trials) / 2
+    enough = min(half, max(FEWEST, wanted_trials(space)))
+    last = next((candidate for candidate in candidates if len(candidate.values) >= enough), None)
+    return last or max(candidates, key=lambda candidate: len(candidate.values))
+
+
+def worst_shown(values: np.ndarray, maximize: bool = False) -> float:
+    """Returns the worst value of interest: others lie so far off that they would hide all differences.
+
+    That is the worst within four times the distance from the best value to the worst quarter; normal values never lie
+    beyond, and trainings that have diverged do.
+    """
+    signed = -values if maximize else values
+    best, quarter = np.quantile(signed, (0, 0.75)).tolist()
+    # Where three quarters are the same, nothing lies within.
+    worst = float(signed[signed <= best + _REACH * (quarter - best)].max() if quarter > best else signed.max())
+    return -worst if maximize else worst
 
 
 def standardize(losses: Sequence[float]) -> tuple[np.ndarray, tuple[float, float]]:

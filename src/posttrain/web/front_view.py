@@ -5,7 +5,7 @@ from itertools import combinations
 
 import numpy as np
 
-from posttrain.tune.importance import worst_shown
+from posttrain.tune.losses import worst_shown
 from posttrain.tune.objectives import Objectives
 from posttrain.tune.pareto import hypervolume, is_dominated
 from posttrain.tune.trial import Trial, TrialState

@@ -8,8 +8,9 @@ from statistics import median
 from typing import Any
 
 from posttrain.tune.events import Event
-from posttrain.tune.importance import FEWEST, Importance, measure_importance
+from posttrain.tune.importance import Importance, measure_importance
 from posttrain.tune.lint import check_edges, check_space
+from posttrain.tune.losses import FEWEST
 from posttrain.tune.objectives import Objective
 from posttrain.tune.trial import Trial, TrialState, best_trial, rank, with_objective
 from posttrain.tune.versions import Goal

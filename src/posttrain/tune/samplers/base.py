@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from posttrain.tune.budget import Budget
-from posttrain.tune.importance import comparable_values
+from posttrain.tune.losses import comparable_values
 from posttrain.tune.space import Space
 from posttrain.tune.trial import Trial
 

@@ -13,7 +13,7 @@ import numpy as np
 from posttrain.store.errors import UserError
 from posttrain.store.files import write_atomically
 from posttrain.tune.events import Event
-from posttrain.tune.importance import comparable_values
+from posttrain.tune.losses import comparable_values
 from posttrain.tune.objectives import read_objectives
 from posttrain.tune.space import Space
 from posttrain.tune.storage import STUDY_FILE

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from posttrain.tune.importance import comparable_values
+from posttrain.tune.losses import comparable_values
 from posttrain.tune.transfer.past import PastStudy
 from posttrain.tune.transfer.warm_start import WARM_START_FILE, read_warm_start
 from posttrain.tune.trial import Trial

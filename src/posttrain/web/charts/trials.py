@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from posttrain.tune.importance import worst_shown
+from posttrain.tune.losses import worst_shown
 from posttrain.web.charts.chart import Chart, Formatter, Option, ticks, value_axis
 
 # Each shows the state by its shape as well as by its colour.
