@@ -17,6 +17,8 @@ ADDRESS = "http://localhost:8600/api"
 # They end the session or the account that the others use, or do not end.
 LEFT_OUT = {"DELETE /people/{name}", "DELETE /session", "GET /events"}
 
+REFUSALS = {400, 401, 403, 404, 405, 415, 422}
+
 CHECKS = (not_a_server_error, status_code_conformance, response_schema_conformance)
 
 
@@ -29,6 +31,11 @@ def cases(operation: Any) -> Any:
         if set(known) <= {parameter.name for parameter in operation.path_parameters}:
             strategies.append(operation.as_strategy(generation_mode=mode, path_parameters=known))
     return st.one_of(strategies)
+
+
+def is_reachable(operation: str) -> bool:
+    """Returns whether a random request may succeed: not about an id that it does not hit."""
+    return not any(part in operation for part in ("{id}", "{version}", "/models/", "/password"))
 
 
 @pytest.mark.slow
@@ -61,12 +68,10 @@ def test_no_request_that_the_document_allows_or_nearly_allows_meets_a_defect(ser
         operation = result.ok()
         if operation.label not in LEFT_OUT:
             quick(given(cases(operation))(send))()
+            # A few may all be refused: which ones are drawn depends on the modules that other tests have loaded, as
+            # Hypothesis takes constants from them.
+            if is_reachable(operation.label) and statuses[operation.label] <= REFUSALS:
+                settings(quick, max_examples=200)(given(cases(operation))(send))()
     # A run in which nothing got past the checks of fields would prove little.
-    assert all(seen - {400, 401, 403, 404, 405, 415, 422} for seen in _of_reachable(statuses)), statuses
+    assert not {name: seen for name, seen in statuses.items() if is_reachable(name) and seen <= REFUSALS}
     assert set().union(*statuses.values()) >= {200, 201, 400, 404, 409, 422}
-
-
-def _of_reachable(statuses: dict[str, set[int]]) -> list[set[int]]:
-    """Leaves out operations on ids that a random request does not hit."""
-    hidden = ("{id}", "{version}", "/models/", "/password")
-    return [seen for name, seen in statuses.items() if not any(part in name for part in hidden)]
