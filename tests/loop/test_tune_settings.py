@@ -6,11 +6,26 @@ from typing import Any
 import pytest
 from tune_records import RATES, RECORDS, job, tune_config
 
+from posttrain.loop.stages.tune import search_settings
 from posttrain.loop.tune_settings import apply_settings, configured_values, find_point
 from posttrain.loop.tune_trainings import tune_trainings
 from posttrain.loop.tune_warmup import warmup_share
 from posttrain.tune.api import TuneResult
 from posttrain.tune.space import Space
+
+
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [
+        ({"engine": "processes", "workers": 2}, True),
+        ({"silence": 60}, True),
+        ({"limits": {}}, True),
+        ({"limits": {"parameters": 5}}, False),
+        ({"budget": 3}, False),
+    ],
+)
+def test_a_round_searches_again_only_where_the_result_may_change(changes: dict[str, Any], same: bool) -> None:
+    assert (search_settings(tune_config(**changes)) == search_settings(tune_config())) is same
 
 
 def test_settings_are_laid_over_the_config() -> None:

@@ -222,7 +222,7 @@ class Driver:
         self._study.cut(number, seconds, tokens, self.seconds)
 
     def _resume(self) -> None:
-        """Gets the scheduler to where it was, and does what an earlier session was killed before it could."""
+        """Replays earlier events to the scheduler, and completes what an earlier session was killed in."""
         study = self._study
         last = {event.trial.number: event.order for event in study.events if event.kind != "cut"}
         for event in study.events:

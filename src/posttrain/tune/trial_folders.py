@@ -50,9 +50,10 @@ class TrialFolders:
             sync_folder(target.parent)
 
     def make_room(self, running: int, needed: Container[int]) -> None:
-        """Removes folders of paused trials, the worst first, while the disk has no room for one more of each that runs.
+        """Removes folders of paused trials, the worst first, until every running trial can write another checkpoint.
 
-        A paused trial begins anew without, and comes to the same values: that costs time, a full disk the study.
+        Without its folder a paused trial begins anew and comes to the same values. That costs time; a full disk would
+        end the study.
 
         Args:
             running: the number of trials that run.

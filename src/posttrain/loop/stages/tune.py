@@ -123,10 +123,8 @@ class Tune(Stage):
     def settings(self, context: RoundContext) -> dict[str, Any]:
         """Returns the sections that decide the search, the settings in force, and what the rule was decided by."""
         tune = _section(context)
-        unused = {"one_shot", "engine", "workers"}
         return {
-            # Left out where unused, as runs are kept whose section had no such keys.
-            "tune": tune.model_dump(mode="json", exclude=unused | (set() if tune.limits.values else {"limits"})),
+            "tune": search_settings(tune),
             "training": self.training.settings(replace(context, config=self.base)),
             "before": self._before(context),
             "configured": self._configured(context),
@@ -241,6 +239,12 @@ class Tune(Stage):
         from posttrain.tune.transfer.past import PastStudy
 
         return [PastStudy.read(context.path(id), f"round {number}") for number, id in self.earlier.items()]
+
+
+def search_settings(tune: TuneConfig) -> dict[str, Any]:
+    """Returns the section without what changes no result, as another engine or a longer silence is no other search."""
+    unset = set() if tune.limits.values else {"limits"}
+    return tune.model_dump(mode="json", exclude={"one_shot", "engine", "workers", "silence", *unset})
 
 
 def _section(context: RoundContext) -> TuneConfig:

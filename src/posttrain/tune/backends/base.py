@@ -78,7 +78,7 @@ class Handler(Protocol):
         """A trial has reported what its function measured; seconds and tokens are those of the run, memory the most."""
 
     def show_life(self, number: int) -> Decision:
-        """A run in this process gets on, which no other thread can end: says whether it is to go on, or to pause."""
+        """Returns whether a run in this process, which nothing else can end, goes on or pauses."""
 
     def ended(self, number: int, outcome: Outcome) -> None:
         """A run is over, and its worker is free."""
@@ -96,7 +96,7 @@ class Backend(ExitStack):
     Attributes:
         workers: number of runs at a time.
         devices: GPUs, or machines without any, that all runs share; None: each run has its own.
-        is_simulated: whether the clock is not that of the world, so that nothing can happen while a call waits.
+        is_simulated: True if the clock is a simulated one, which stands still between calls.
     """
 
     workers: int = 1

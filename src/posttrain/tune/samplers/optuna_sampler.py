@@ -28,10 +28,9 @@ class OptunaSampler(Sampler):
     """Has a sampler of Optuna's propose trials.
 
     A paused trial is a pruned one to it, so that samplers learn from trials that the scheduler may still resume; with
-    several objectives they learn from finished trials alone. A trial whose settings made it fail is one that breaks a
-    constraint, which Optuna's samplers for one or several objectives avoid; before a trial has a value they do not see
-    it, as nothing is better than it. Where its proposals do not meet the constraints, a random
-    point that does is taken.
+    several objectives they learn from finished trials alone. A trial whose settings made it fail is shown as one that
+    breaks a constraint, as Optuna's samplers learn to keep constraints. Before the first value they do not see it, as
+    nothing is better than it. If a proposal does not meet the constraints of the space, a random point is drawn.
 
     Args:
         make: returns the sampler, given a seed of NumPy's old generators.

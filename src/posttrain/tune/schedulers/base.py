@@ -126,7 +126,7 @@ class Scheduler(ABC):
         """
 
     def spare_warmup(self, share: float) -> str:
-        """Takes in which share of each trial is warm-up: no value in it is to end a trial.
+        """Receives the share of each trial that is warm-up, in which no value is to end a trial.
 
         Called before anything else. A scheduler that compares values at fixed steps cannot move these, and may return a
         warning, in one line; by default it has nothing to do.
