@@ -49,11 +49,11 @@ from equal_to_mergekit import add_noise, weights
 from merge_vs_mergekit import SHAPES, measure, warm, write_models
 from safetensors.torch import load_file, save_file
 
-from posttrain.loop.merge_data import draw_examples, merge_on_data, read_records
 from posttrain.merge.statistics import fisher_information
 from posttrain.models.language_model import load_language_model
 from posttrain.models.task import TaskConfig
 from posttrain.models.tiny import write_tiny_model
+from posttrain.tune.merges.data import draw_examples, merge_on_data, read_records
 
 PEER = Path(__file__).with_name("peers") / "fusionbench_merge.py"
 MODELS = ("a", "b")

@@ -9,10 +9,10 @@ from typer.main import get_command
 
 from posttrain.cli.main import app
 from posttrain.loop.config import Config
-from posttrain.loop.merge_suites import MergeSuitesConfig
 from posttrain.merge.methods.registry import METHODS, load_method
 from posttrain.merge.recipe import Recipe
 from posttrain.merge.search_space import search_space
+from posttrain.tune.merges.suites import MergeSuitesConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "merging.md").read_text(encoding="utf-8")
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import yaml
 
-from posttrain.loop.tune_config import VALUE_NAMES, TuneConfig
 from posttrain.store.extensions import Registry
 from posttrain.train.config import _RESUMABLE
 from posttrain.tune.formula import FUNCTIONS
 from posttrain.tune.samplers.registry import SAMPLERS
 from posttrain.tune.schedulers.registry import SCHEDULERS, make_scheduler
 from posttrain.tune.space import Space
+from posttrain.tune.trainings.config import VALUE_NAMES, TuneConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tuning.md").read_text(encoding="utf-8")
 

@@ -138,7 +138,7 @@ def test_a_round_tunes_ranks_by_patterns(begun_loop: Callable[..., Any]) -> None
 def test_a_killed_search_ends_like_one_that_was_not(
     tuned_loop: Any, begun_loop: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from posttrain.loop.training_trial import TrainingTrial
+    from posttrain.tune.trainings.training_trial import TrainingTrial
 
     whole, killed = tuned_loop, begun_loop(rounds=1, tune=TUNE, train=TRAIN)
     measure, calls = TrainingTrial.measure, []

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 import torch
 
-from posttrain.loop.tune_settings import apply_settings
 from posttrain.models.language_model import LanguageModel
 from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig
@@ -19,6 +18,7 @@ from posttrain.train.memory.estimate import estimate_memory
 from posttrain.train.memory.micro_batch import MicroBatch
 from posttrain.train.memory.weights import ModelSpec, gradient_bytes
 from posttrain.train.standalone import TrainJobConfig, train_standalone
+from posttrain.tune.trainings.settings import apply_settings
 
 Fresh = Callable[..., LanguageModel]
 IDS = torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 6, 5]])

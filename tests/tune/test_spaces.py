@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 from posttrain.loop.config import Config
-from posttrain.loop.tune_config import TuneJobConfig
-from posttrain.loop.tune_settings import check_settings
 from posttrain.loop.tuning import tuned_keys
 from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig
@@ -16,6 +14,8 @@ from posttrain.tune import Space, minimize, spaces
 from posttrain.tune.lint import check_space
 from posttrain.tune.parameters import Float, Int
 from posttrain.tune.spaces import READY, expand, ready
+from posttrain.tune.trainings.config import TuneJobConfig
+from posttrain.tune.trainings.settings import check_settings
 
 
 def job(space: Any, **train: Any) -> TuneJobConfig:

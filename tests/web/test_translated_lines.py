@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import posttrain
-from posttrain.loop.retention import retention_sentences
+from posttrain.evaluate.retention import retention_sentences
 from posttrain.loop.state import RoundState
 from posttrain.loop.tuning import Tuning, round_sentence, tuning_sentences
 from posttrain.select.reasons import join_reasons, uncertainty_reasons, weak_class_reason

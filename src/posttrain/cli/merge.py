@@ -16,9 +16,9 @@ from posttrain.merge.recipe import Recipe
 from posttrain.store.errors import UserError
 
 if TYPE_CHECKING:
-    from posttrain.loop.merge_importance import ModelImportance
     from posttrain.merge.conflicts import ConflictReport
     from posttrain.merge.recommendation import LossBarrier
+    from posttrain.tune.merges.importance import ModelImportance
 
     Measured = tuple[ConflictReport, list[LossBarrier], list[ModelImportance]]
 
@@ -100,7 +100,7 @@ def merge(
     by_data.check_records(recipe, [] if learns else data or [], measure, conflicts)
     measures_importance = recipe.method == by_data.BY_IMPORTANCE and bool(data)
     if data and not learns and not measures_importance:
-        from posttrain.loop.merge_data import with_data
+        from posttrain.tune.merges.data import with_data
 
         # A recipe's own paths are relative to its folder.
         recipe = with_data(recipe, data if root == CURRENT_FOLDER else [absolute_name(name) for name in data])
@@ -121,7 +121,7 @@ def merge(
             return
     importances: list[ModelImportance] = []
     if measures_importance:
-        from posttrain.loop.merge_importance import measured_recipe
+        from posttrain.tune.merges.importance import measured_recipe
 
         if out is not None and not dry_run:
             check_new_folder(out)  # before the work of measuring
@@ -185,7 +185,7 @@ def merge(
 def _write_conflicts(
     path: Path, recipe: Recipe, root: Path, memory: int, workers: int | None, data: Sequence[str]
 ) -> "Measured":
-    from posttrain.loop.merge_conflicts import measure_report
+    from posttrain.tune.merges.conflicts import measure_report
     from posttrain.web.merge_report import write_merge_report
     from posttrain.web.page import check_page_file
 

@@ -16,8 +16,8 @@ from posttrain.store.errors import UserError
 from posttrain.store.files import write_atomically
 
 if TYPE_CHECKING:
-    from posttrain.loop.merge_suites import MergeSuite
-    from posttrain.loop.merge_validation import Validation
+    from posttrain.tune.merges.suites import MergeSuite
+    from posttrain.tune.merges.validation import Validation
 
 ADAMERGING, BY_IMPORTANCE = "adamerging", "by_importance"
 
@@ -124,8 +124,8 @@ def choose_numbers(
         memory: see `merge`; ``workers`` too.
     """
     if data:
-        from posttrain.loop.merge_search import adamerge
         from posttrain.merge.adamerging import AdaMergingConfig
+        from posttrain.tune.merges.search import adamerge
 
         config = AdaMergingConfig.read(settings, "--set")
         suites = named_suites(data, workspace)
@@ -139,7 +139,7 @@ def choose_numbers(
         line = f"entropy of the answers: {learned.first:.4f} at the start, {learned.last:.4f} at the end, in nats"
         return ChosenRecipe(chosen, ADAMERGING, summary, [line])
     if recipe.search is not None:
-        from posttrain.loop.merge_search import search_recipe
+        from posttrain.tune.merges.search import search_recipe
 
         journal = out.with_name(f"{out.name}.search.jsonl")
         report = search_recipe(
@@ -166,14 +166,14 @@ def choose_numbers(
 
 def check_validation(suites: "Sequence[str | MergeSuite]", recipe: Recipe, root: Path) -> None:
     """Raises a UserError where suites cannot be read, before any work."""
-    from posttrain.loop.merge_suites import check_merge_suites
+    from posttrain.tune.merges.suites import check_merge_suites
 
     check_merge_suites(suites, recipe, root, CURRENT_FOLDER)
 
 
 def validate(recipe: Recipe, root: Path, out: Path, suites: "Sequence[str | MergeSuite]", quiet: bool) -> "Validation":
     """Measures what the merge kept, and prints it."""
-    from posttrain.loop.merge_validation import validate_merge
+    from posttrain.tune.merges.validation import validate_merge
 
     validation = validate_merge(recipe, root, out, suites, suites_root=CURRENT_FOLDER)
     if not quiet:
@@ -196,9 +196,9 @@ def named_suites(items: Sequence[str], workspace: Path) -> "list[str | MergeSuit
 
 def _workspace_suite(name: str, workspace: Path) -> "MergeSuite":
     from posttrain.loop.context import RoundContext
-    from posttrain.loop.merge_suites import MergeSuite
     from posttrain.loop.stages.collect import collect
     from posttrain.loop.suites import suite_records
+    from posttrain.tune.merges.suites import MergeSuite
 
     with open_workspace(workspace, write=True) as (store, config), store.lock():
         if name not in config.evaluate.suites:

@@ -88,11 +88,11 @@ def recipe_of_call(
 
 
 def read_data(recipe: Recipe, root: Path) -> Mapping[str, Any]:
-    """Reads the records that a recipe names, by their names; see `posttrain.loop.merge_data.read_examples`."""
+    """Reads the records that a recipe names, by their names; see `posttrain.tune.merges.data.read_examples`."""
     if not recipe.data_files():
         return {}
     # Not at the top: it loads the readers of files.
-    from posttrain.loop.merge_data import read_examples
+    from posttrain.tune.merges.data import read_examples
 
     return read_examples(recipe, root)
 

@@ -69,9 +69,6 @@ def run(
     if out is None:
         raise UserError("say where the study is to be kept", where="--out")
     # After the options, as the search imports torch.
-    from posttrain.loop.one_shot import MODEL
-    from posttrain.loop.tune_config import TuneJobConfig
-    from posttrain.loop.tune_trainings import tune_trainings
     from posttrain.train.api import read_files
     from posttrain.train.standalone import SUMMARY
     from posttrain.tune.backends.registry import check_engine
@@ -80,6 +77,9 @@ def run(
     from posttrain.tune.progress import describe_best, describe_current
     from posttrain.tune.space import Space
     from posttrain.tune.study_files import FRONT_FOLDER
+    from posttrain.tune.trainings.config import TuneJobConfig
+    from posttrain.tune.trainings.one_shot import MODEL
+    from posttrain.tune.trainings.search import tune_trainings
 
     if engine is not None:
         check_engine(engine, workers)

@@ -12,6 +12,7 @@ from threading import Lock
 from typing import Any
 
 from posttrain.data.records.provenance import PSEUDO
+from posttrain.evaluate.retention import retention_sentences
 from posttrain.inspect.champion import champion_problems, last_rollback
 from posttrain.loop.adjust import Adjustment
 from posttrain.loop.batch_counts import batch_counts
@@ -21,7 +22,6 @@ from posttrain.loop.gain import current_estimate, gain_sentence
 from posttrain.loop.history import finished_rounds, finished_states
 from posttrain.loop.linear_head import head_result, head_sentence
 from posttrain.loop.model_registry import ModelRegistry
-from posttrain.loop.retention import retention_sentences
 from posttrain.loop.round import ROUND, ROUND_ZERO, round_steps
 from posttrain.loop.stage import CachedWork
 from posttrain.loop.stages.drift import MeasureDrift

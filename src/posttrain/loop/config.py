@@ -17,7 +17,6 @@ from posttrain.loop.drift import DriftConfig
 from posttrain.loop.gate import GateConfig
 from posttrain.loop.hooks import DeployConfig
 from posttrain.loop.triggers import TriggerConfig
-from posttrain.loop.tune_config import TuneConfig
 from posttrain.loop.tuning import check_tuning
 from posttrain.merge.config import MergeConfig
 from posttrain.models.precision import Precision
@@ -34,6 +33,7 @@ from posttrain.store.yaml_files import line_of, read_yaml
 from posttrain.train.config import TrainConfig
 from posttrain.train.key_aliases import KEY_ALIASES, VALUE_ALIASES
 from posttrain.train.objectives.registry import OBJECTIVES, objective_spec
+from posttrain.tune.trainings.config import TuneConfig
 
 _COMPARING = ("people", "file")
 """Annotators that can choose between two answers."""

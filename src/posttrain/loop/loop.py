@@ -24,13 +24,13 @@ from posttrain.loop.stages.fetch import Fetch
 from posttrain.loop.state import RoundState, save_state
 from posttrain.loop.suites import check_suite_files
 from posttrain.loop.triggers import evaluate_triggers
-from posttrain.loop.tune_config import SHAPE_KEYS
 from posttrain.models.sources import locate
 from posttrain.store.database import utc_now
 from posttrain.store.errors import DamagedArtifactError, UserError, Waiting
 from posttrain.store.logs import EVENT
 from posttrain.store.workspace import Workspace
 from posttrain.tune.space import Space
+from posttrain.tune.trainings.config import SHAPE_KEYS
 
 log = logging.getLogger("posttrain")
 
@@ -131,9 +131,9 @@ class Loop:
         if not (searched or train.changes_shape or has_ranks):
             return
         # Here, as it loads torch.
-        from posttrain.loop.model_shapes import check_shapes
         from posttrain.train.lora import check_ranks
         from posttrain.train.shape import check_trained_shape
+        from posttrain.tune.trainings.model_shapes import check_shapes
 
         source = locate(self.config.model, self.workspace.root)
         check_ranks(source, train)

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from posttrain.loop.adjust import adjustment_rules, config_value
 from posttrain.loop.drift import VALUE_NAMES as DRIFT_VALUES
-from posttrain.loop.tune_checks import check_search
-from posttrain.loop.tune_config import VALUE_NAMES, TuneConfig
-from posttrain.loop.tune_settings import RANKS_PREFIX, SETTING_PREFIX, apply_settings
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.expression import Rule, parse
 from posttrain.store.paths import locate_path
 from posttrain.train.config import TrainConfig
 from posttrain.tune.backends.registry import check_memory
 from posttrain.tune.schedulers.registry import make_scheduler
+from posttrain.tune.trainings.checks import check_search
+from posttrain.tune.trainings.config import VALUE_NAMES, TuneConfig
+from posttrain.tune.trainings.settings import RANKS_PREFIX, SETTING_PREFIX, apply_settings
 
 if TYPE_CHECKING:
     from posttrain.loop.config import Config

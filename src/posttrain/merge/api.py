@@ -102,7 +102,7 @@ def merge(
         root: the folder that the recipe's paths are relative to; the file's own, or the current one, by default.
         data: conversations with their answers, ``([{"role": "user", "content": "..."}], "...")``, for methods that
             need statistics of the models: of all models, or by the names that the recipe has for its files
-            (`posttrain.loop.merge_data.merge_on_data` reads these).
+            (`posttrain.tune.merges.data.merge_on_data` reads these).
         options: further options of the method.
 
     Raises:
@@ -113,7 +113,7 @@ def merge(
     )
     if merge_recipe.search is not None:
         raise UserError(
-            "is done by `posttrain merge` and `posttrain.loop.merge_search.search_recipe`",
+            "is done by `posttrain merge` and `posttrain.tune.merges.search.search_recipe`",
             where="search",
             fix="leave out the key here",
         )

@@ -85,7 +85,7 @@ def with_statistics(
             raise UserError(
                 f"the records of `{file_name}` are not given",
                 where="data",
-                fix="call posttrain.loop.merge_data.merge_on_data, which reads them",
+                fix="call posttrain.tune.merges.data.merge_on_data, which reads them",
             )
     tasks = [task or trained_task(models[name].tokenizer_folder) or TaskConfig() for name in data]
     records = dict(zip(data, examples_as_trained(examples, list(data.values()), tasks), strict=True))

@@ -178,7 +178,7 @@ class Recipe(Section):
         data: a file of records, for methods that need statistics of every model that names no file of its own.
         statistics: how these are computed.
         scores: of the models on a suite, for ``weight: auto``; by default each model's likelihood of its data.
-        search: which of its numbers `posttrain.loop.merge_search` chooses by a score.
+        search: which of its numbers `posttrain.tune.merges.search` chooses by a score.
         align: ``weights`` puts the hidden units of all models in the order of the base's (or first model's) before
             the merge, for models of different initialisation.
     """

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from posttrain.loop.merge_importance import ModelImportance
-from posttrain.loop.merge_validation import Validation
 from posttrain.merge.conflicts import RESOLUTIONS, ConflictReport
 from posttrain.merge.recommendation import LossBarrier, recommend, warnings_of
+from posttrain.tune.merges.importance import ModelImportance
+from posttrain.tune.merges.validation import Validation
 from posttrain.web.charts.chart import Chart, Option, series_colour, ticks, value_axis
 from posttrain.web.charts.heat_map import value_map
 from posttrain.web.formatting import percent_text

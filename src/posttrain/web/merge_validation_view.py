@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from posttrain.evaluate.bootstrap import RatioInterval
 from posttrain.evaluate.latency import PERCENTILES
-from posttrain.loop.merge_validation import MERGED, SuiteValidation, Validation
+from posttrain.tune.merges.validation import MERGED, SuiteValidation, Validation
 from posttrain.web.charts.bars import bars
 from posttrain.web.charts.chart import Chart
 from posttrain.web.formatting import metric_name

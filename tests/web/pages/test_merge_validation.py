@@ -7,7 +7,7 @@ from html import unescape
 import pytest
 
 from posttrain.evaluate.bootstrap import Interval, RatioInterval
-from posttrain.loop.merge_validation import SuiteValidation, Validation
+from posttrain.tune.merges.validation import SuiteValidation, Validation
 from posttrain.web.merge_validation_view import validation_view
 from posttrain.web.page import render_page
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from posttrain.evaluate.latency import answer_function, measure_latency
 from posttrain.evaluate.metric_names import flat_metrics
+from posttrain.evaluate.retention import merge_retention, retention_sentences
 from posttrain.evaluate.scorers.base import sample_records
 from posttrain.evaluate.suite import SuiteResult, read_evaluation, run_suite, write_evaluation
 from posttrain.loop.context import RoundContext, model_key
 from posttrain.loop.ensembles import load_model
 from posttrain.loop.linear_head import measure_head
-from posttrain.loop.retention import merge_retention, retention_sentences
 from posttrain.loop.stage import CachedWork, Stage
 from posttrain.loop.state import RoundState
 from posttrain.loop.suites import function_digests, suite_digests, suite_records

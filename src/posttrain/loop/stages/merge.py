@@ -91,8 +91,8 @@ class Merge(Stage):
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
         """Merges; a killed merge begins anew."""
         # Here, as `status` lists the stages without torch.
-        from posttrain.loop.merge_data import draw_examples
         from posttrain.merge.api import MERGE_FILE, describe, opened_plan, write_merge
+        from posttrain.tune.merges.data import draw_examples
 
         weights = {} if self.weights is None else {"weight": list(self.weights)}
         recipe = Recipe.read(

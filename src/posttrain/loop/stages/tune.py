@@ -16,15 +16,12 @@ import yaml
 
 from posttrain.data.versions.leaks import require_no_overlap
 from posttrain.loop.context import RoundContext
-from posttrain.loop.held_out import overlapping
 from posttrain.loop.history import adjusted_config, finished_states
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.decide import drift_of
 from posttrain.loop.stages.train import Train
 from posttrain.loop.state import RoundState
 from posttrain.loop.suites import measured_on
-from posttrain.loop.tune_config import LEAST_HELD_OUT, TuneConfig
-from posttrain.loop.tune_settings import find_point
 from posttrain.loop.tuning import Tuning, last_tuned, round_sentence, tuned_keys, tuned_value, tuning_rule
 from posttrain.store.errors import WorkError
 from posttrain.store.files import make_folder
@@ -32,10 +29,13 @@ from posttrain.store.section import MAX_INTEGER
 from posttrain.train.data.tokenise import content_digest
 from posttrain.train.monitor.config import SinksConfig
 from posttrain.tune.space import Space
+from posttrain.tune.trainings.config import LEAST_HELD_OUT, TuneConfig
+from posttrain.tune.trainings.held_out import overlapping
+from posttrain.tune.trainings.settings import find_point
 
 if TYPE_CHECKING:
     from posttrain.loop.config import Config
-    from posttrain.loop.training_trial import TrainingTrial
+    from posttrain.tune.trainings.training_trial import TrainingTrial
     from posttrain.tune.transfer.past import PastStudy
     from posttrain.tune.trial import Trial
 
@@ -101,7 +101,7 @@ class Tune(Stage):
         base = adjusted_config(context.workspace, context.file_config or context.config)
         training = Train.prepare(replace(context, config=base))
         # Here, as `status` lists the stages without torch.
-        from posttrain.loop.held_out import split_rows
+        from posttrain.tune.trainings.held_out import split_rows
 
         rows, held_out = split_rows(training.records, tune, base.data.columns, root)
         if tune.held_out.share is None:
@@ -134,7 +134,7 @@ class Tune(Stage):
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
         """Searches; a killed search goes on in its study."""
-        from posttrain.loop.tune_trainings import search_trainings
+        from posttrain.tune.trainings.search import search_trainings
         from posttrain.tune.transfer.past import TASK_FILE
         from posttrain.tune.transfer.warm_start import WARM_START_FILE
         from posttrain.tune.trial import TrialState
@@ -194,8 +194,8 @@ class Tune(Stage):
         ).as_dict()
 
     def _trial(self, context: RoundContext, tune: TuneConfig) -> "TrainingTrial":
-        from posttrain.loop.training_trial import TrainingTrial
-        from posttrain.loop.tune_trainings import training_parts
+        from posttrain.tune.trainings.search import training_parts
+        from posttrain.tune.trainings.training_trial import TrainingTrial
 
         training, rows = self.training, self.rows
         # Trackers get the trainings of rounds, not tens of trials beside them.

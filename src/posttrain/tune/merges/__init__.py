@@ -1,0 +1,1 @@
+"""Measures and searches merges of models on records: conflicts, barriers, validation, coefficients."""
