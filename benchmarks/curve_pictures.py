@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from posttrain.web.charts.chart import Chart, series_colour, ticks, value_axis
+from posttrain.report.charts.chart import Chart, series_colour, ticks, value_axis
 
 
 def draw(

@@ -26,8 +26,8 @@ from curve_pictures import save_chart
 from hard_negatives import precision_for
 from population_schedules import measure
 
+from posttrain.report.charts.chart import Chart, series_colour, ticks, value_axis
 from posttrain.store.files import write_atomically
-from posttrain.web.charts.chart import Chart, series_colour, ticks, value_axis
 
 HELD_OUT = 6  # messages of each intent
 

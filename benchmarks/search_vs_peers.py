@@ -35,12 +35,12 @@ from curve_pictures import save_chart
 from scipy.stats import wilcoxon
 from search_problems import Parameter, Problem, Trace, problem
 
+from posttrain.report.charts.chart import SERIES, Chart, series_colour, ticks, value_axis
 from posttrain.tune.api import optimize
 from posttrain.tune.backends.simulated import CurvePoint, SimulatedBackend
 from posttrain.tune.parameters import Choice, Float, Int
 from posttrain.tune.space import Space
 from posttrain.tune.transfer.past import PastStudy
-from posttrain.web.charts.chart import SERIES, Chart, series_colour, ticks, value_axis
 
 HERE = Path(__file__).parent
 

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from posttrain.loop.batch_counts import BatchCounts
-from posttrain.web.charts.lineage import LineageNode
+from posttrain.report.charts.lineage import LineageNode
 from posttrain.web.report_data import (
     Champion,
     ClassRow,

@@ -13,6 +13,9 @@ import posttrain
 from posttrain.evaluate.retention import retention_sentences
 from posttrain.loop.state import RoundState
 from posttrain.loop.tuning import Tuning, round_sentence, tuning_sentences
+from posttrain.report.charts.bars import funnel
+from posttrain.report.charts.heat_map import heat_map
+from posttrain.report.charts.rounds import CurvePoint, learning_curve_chart
 from posttrain.select.reasons import join_reasons, uncertainty_reasons, weak_class_reason
 from posttrain.store.errors import UserError
 from posttrain.tune.space import Space
@@ -21,9 +24,6 @@ from posttrain.tune.transfer.savings import Savings
 from posttrain.tune.transfer.warm_start import choose_warm_start
 from posttrain.tune.trial import Trial, TrialState
 from posttrain.tune.versions import Goal
-from posttrain.web.charts.bars import funnel
-from posttrain.web.charts.heat_map import heat_map
-from posttrain.web.charts.rounds import CurvePoint, learning_curve_chart
 from posttrain.web.translations import LINES, Translator
 
 PACKAGE = Path(posttrain.__file__).parent

@@ -208,7 +208,7 @@ def rollback(
 def _round_text(store: Workspace, model: str) -> str:
     """Names a model by its round and main metric, such as ``round 2 (33.0%)``; by its id if it is of no round."""
     # Here, as the other verbs need nothing of the pages.
-    from posttrain.web.formatting import metric_text
+    from posttrain.report.formatting import metric_text
 
     states = {row.number: RoundState.from_row(row) for row in store.metadata.rounds()}
     number = next((number for number, state in reversed(states.items()) if state.candidate == model), None)

@@ -10,11 +10,11 @@ from posttrain.data.report.distribution import Distribution, histograms
 from posttrain.data.report.drift import Drift
 from posttrain.data.report.profile import Profile
 from posttrain.data.report.rejections import DuplicateClusters, RejectionSummary
-from posttrain.web.charts.bars import bars, count_rows, funnel_charts
-from posttrain.web.charts.chart import Chart
-from posttrain.web.charts.histogram import histogram
+from posttrain.report.charts.bars import bars, count_rows, funnel_charts
+from posttrain.report.charts.chart import Chart
+from posttrain.report.charts.histogram import histogram
+from posttrain.report.formatting import number_text, percent_text, reason_text
 from posttrain.web.drift_view import drift_view
-from posttrain.web.formatting import number_text, percent_text, reason_text
 from posttrain.web.page import Table, Tile, now_text, render_page, write_page
 
 _BARS, _LABELS, _NGRAMS = 20, 30, 12

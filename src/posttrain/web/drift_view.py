@@ -15,10 +15,10 @@ from posttrain.data.report.drift_measures import (
     PopulationStability,
 )
 from posttrain.data.report.ngrams import NgramChange
-from posttrain.web.charts.bars import bars, paired_bars
-from posttrain.web.charts.chart import Chart
-from posttrain.web.charts.histogram import histogram
-from posttrain.web.formatting import number_text, percent_text, reason_text, signed_text
+from posttrain.report.charts.bars import bars, paired_bars
+from posttrain.report.charts.chart import Chart
+from posttrain.report.charts.histogram import histogram
+from posttrain.report.formatting import number_text, percent_text, reason_text, signed_text
 from posttrain.web.page import Table
 
 _NUMBERS, _CHANGED, _NGRAMS, _PERMUTATION_BINS = 20, 15, 15, 30

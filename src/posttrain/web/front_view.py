@@ -5,13 +5,13 @@ from itertools import combinations
 
 import numpy as np
 
+from posttrain.report.charts.chart import Chart, Option, ticks, value_axis
+from posttrain.report.formatting import number_text, percent_text
 from posttrain.tune.losses import worst_shown
 from posttrain.tune.objectives import Objectives
 from posttrain.tune.pareto import hypervolume, is_dominated
+from posttrain.tune.report.trial_charts import Measure
 from posttrain.tune.trial import Trial, TrialState
-from posttrain.web.charts.chart import Chart, Option, ticks, value_axis
-from posttrain.web.charts.trials import Measure
-from posttrain.web.formatting import number_text, percent_text
 
 _POINTS = 1000  # of trials that are on no front, in each chart
 

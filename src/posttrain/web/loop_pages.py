@@ -14,12 +14,12 @@ from posttrain.loop.config import Config
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.state import RoundState
 from posttrain.models.task import record_turns
+from posttrain.report import formatting
+from posttrain.report.charts.lineage import lineage
+from posttrain.report.charts.rounds import DECISION_NAMES
 from posttrain.store.errors import DamagedArtifactError, UserError, shorten
-from posttrain.web import formatting
 from posttrain.web.access import Principal, Site
 from posttrain.web.app_page import add_to_navigation, app_page, page_access
-from posttrain.web.charts.lineage import lineage
-from posttrain.web.charts.rounds import DECISION_NAMES
 from posttrain.web.loop_view import (
     MOST_COMPARED,
     batch_texts,
@@ -32,7 +32,7 @@ from posttrain.web.loop_view import (
     training_runs,
 )
 from posttrain.web.report import drift_by_round, funnels, learning_curve, table_metrics, time_by_stage
-from posttrain.web.report_data import Report
+from posttrain.web.report_data import Report, gain_text
 from posttrain.web.report_reader import read_funnel, read_lineage, read_loop
 from posttrain.web.request_bodies import RequestRejected
 from posttrain.web.training_reader import read_round_training
@@ -236,8 +236,8 @@ def loop_pages(site: Site) -> APIRouter:
 
 def _formats() -> dict[str, Any]:
     """Returns the functions that the tables of these pages format their numbers with."""
-    names = ("metric_text", "metric_name", "duration_text", "bytes_text", "gain_text", "reason_text")
-    return {name: getattr(formatting, name) for name in names} | {"decisions": DECISION_NAMES}
+    names = ("metric_text", "metric_name", "duration_text", "bytes_text", "reason_text")
+    return {name: getattr(formatting, name) for name in names} | {"gain_text": gain_text, "decisions": DECISION_NAMES}
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:

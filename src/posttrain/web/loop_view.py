@@ -8,12 +8,12 @@ from posttrain.inspect.champion import RollbackReport
 from posttrain.inspect.status import status
 from posttrain.loop.batch_counts import BatchCounts
 from posttrain.loop.state import RoundState
+from posttrain.report import formatting
+from posttrain.report.charts.chart import Chart
+from posttrain.report.charts.curve import CurveStyle, compared_curves
 from posttrain.store.errors import shorten, to_line
 from posttrain.store.rows import Run
 from posttrain.store.workspace import Workspace
-from posttrain.web import formatting
-from posttrain.web.charts.chart import Chart
-from posttrain.web.charts.curve import CurveStyle, compared_curves
 from posttrain.web.page import Tile
 from posttrain.web.report_data import Report
 from posttrain.web.training_reader import TrainingCurves, read_round_training

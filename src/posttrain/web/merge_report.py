@@ -5,11 +5,11 @@ from pathlib import Path
 
 from posttrain.merge.conflicts import RESOLUTIONS, ConflictReport
 from posttrain.merge.recommendation import LossBarrier, recommend, warnings_of
+from posttrain.report.charts.chart import Chart, Option, series_colour, ticks, value_axis
+from posttrain.report.charts.heat_map import value_map
+from posttrain.report.formatting import percent_text
 from posttrain.tune.merges.importance import ModelImportance
 from posttrain.tune.merges.validation import Validation
-from posttrain.web.charts.chart import Chart, Option, series_colour, ticks, value_axis
-from posttrain.web.charts.heat_map import value_map
-from posttrain.web.formatting import percent_text
 from posttrain.web.merge_validation_view import validation_view
 from posttrain.web.page import Table, Tile, now_text, render_page, write_page
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from posttrain.evaluate.bootstrap import RatioInterval
 from posttrain.evaluate.latency import PERCENTILES
+from posttrain.report.charts.bars import bars
+from posttrain.report.charts.chart import Chart
+from posttrain.report.formatting import metric_name
 from posttrain.tune.merges.validation import MERGED, SuiteValidation, Validation
-from posttrain.web.charts.bars import bars
-from posttrain.web.charts.chart import Chart
-from posttrain.web.formatting import metric_name
 from posttrain.web.page import Table
 
 

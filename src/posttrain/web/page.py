@@ -13,10 +13,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
 from markupsafe import Markup
 
+from posttrain.report import formatting
+from posttrain.report.charts.chart import Chart
 from posttrain.store.errors import UserError
 from posttrain.store.files import write_atomically
-from posttrain.web import formatting
-from posttrain.web.charts.chart import Chart
 
 Tile = tuple[str, str, str]
 """A headline number: value, name and remark."""

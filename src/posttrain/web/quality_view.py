@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.web.charts.bars import bars
-from posttrain.web.charts.chart import Chart
-from posttrain.web.charts.curve import CurveStyle, compared_curves
-from posttrain.web.charts.heat_map import heat_map
-from posttrain.web.charts.rounds import Expectation, intervals
-from posttrain.web.formatting import number_text
+from posttrain.report.charts.bars import bars
+from posttrain.report.charts.chart import Chart
+from posttrain.report.charts.curve import CurveStyle, compared_curves
+from posttrain.report.charts.heat_map import heat_map
+from posttrain.report.charts.rounds import Expectation, intervals
+from posttrain.report.formatting import number_text
 from posttrain.web.page import Table, Tile
 from posttrain.web.translations import Translator
 

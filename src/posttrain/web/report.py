@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 
+from posttrain.report import formatting
+from posttrain.report.charts.bars import bars, count_rows, funnel_charts, stacked_bars
+from posttrain.report.charts.chart import Chart
+from posttrain.report.charts.curve import CurveStyle, compared_curves
+from posttrain.report.charts.heat_map import heat_map
+from posttrain.report.charts.lineage import lineage
+from posttrain.report.charts.rounds import DECISION_NAMES, CurvePoint, learning_curve_chart
+from posttrain.report.formatting import is_share, level_text, metric_name, reason_text
 from posttrain.tune.importance import measure_importance
 from posttrain.tune.transfer.past import PastStudy
-from posttrain.web import formatting
-from posttrain.web.charts.bars import bars, count_rows, funnel_charts, stacked_bars
-from posttrain.web.charts.chart import Chart
-from posttrain.web.charts.curve import CurveStyle, compared_curves
-from posttrain.web.charts.heat_map import heat_map
-from posttrain.web.charts.lineage import lineage
-from posttrain.web.charts.rounds import DECISION_NAMES, CurvePoint, learning_curve_chart
-from posttrain.web.formatting import gain_text, is_share, level_text, metric_name, reason_text
 from posttrain.web.page import PAGE_BYTES, Tile, now_text, render_page, write_page
-from posttrain.web.report_data import GainRow, Report, RoundRow
+from posttrain.web.report_data import GainRow, Report, RoundRow, gain_text
 from posttrain.web.selection_view import selections_view
 from posttrain.web.study_report import summarize
 from posttrain.web.study_view import study_view
@@ -80,7 +80,7 @@ def _render(report: Report, detail: float) -> str:
         unshown=max(0, len(report.searches) - _SEARCHES),
         levels_of_bars=interval_levels(report),
         metric_text=formatting.metric_text,
-        gain_text=formatting.gain_text,
+        gain_text=gain_text,
         decisions=DECISION_NAMES,
         metrics=table_metrics(report),
     )

@@ -7,8 +7,9 @@ from posttrain.inspect.champion import RollbackReport
 from posttrain.inspect.random_baseline import Comparison
 from posttrain.loop.batch_counts import BatchCounts
 from posttrain.loop.drift import drift_sentence
+from posttrain.report.charts.lineage import LineageNode
+from posttrain.report.formatting import is_share, level_text, metric_name, points_text
 from posttrain.tune.transfer.past import PastStudy
-from posttrain.web.charts.lineage import LineageNode
 from posttrain.web.selection_reader import Selection
 from posttrain.web.training_reader import TrainingCurves
 
@@ -185,3 +186,16 @@ class Report:
     def batches(self) -> BatchCounts:
         """The counts of all batches together."""
         return BatchCounts.total(row.batch for row in self.rounds)
+
+
+def gain_text(gain: GainRow) -> str:
+    """Formats a gain with its interval: points for shares, other metrics in their own unit."""
+    share = is_share(gain.metric)
+    difference, low, high = (
+        points_text(value) if share else f"{value:+.3g}".replace("-", "−")
+        for value in (gain.difference, gain.low, gain.high)
+    )
+    return (
+        f"gain in {metric_name(gain.metric)} over the champion: {difference}{' points' if share else ''}"
+        f" ({level_text(gain.level)} interval {low} to {high}, n = {gain.n:,})"
+    )

@@ -18,12 +18,12 @@ from posttrain.loop.history import finished_rounds
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.stages.tune import Tune
 from posttrain.loop.state import RoundState
+from posttrain.report.charts.lineage import LineageNode
 from posttrain.store.errors import DamagedArtifactError, UserError
 from posttrain.store.rows import Deployment, Round
 from posttrain.store.workspace import Workspace
 from posttrain.tune.transfer.past import PastStudy
 from posttrain.web import report_data as page
-from posttrain.web.charts.lineage import LineageNode
 from posttrain.web.page import now_text
 from posttrain.web.selection_reader import read_selections
 from posttrain.web.training_reader import TrainingCurves, read_round_training

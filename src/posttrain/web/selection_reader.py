@@ -16,11 +16,11 @@ from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.score_files import BATCH, LABELS, MAP, SCORED_LATER, SCORES
 from posttrain.loop.state import RoundState
 from posttrain.models.task import record_turns
+from posttrain.report.charts.curve import FloatArray
+from posttrain.report.charts.scatter import Points
 from posttrain.store.errors import DamagedArtifactError
 from posttrain.store.rows import ArtifactRow
 from posttrain.store.workspace import Workspace
-from posttrain.web.charts.curve import FloatArray
-from posttrain.web.charts.scatter import Points
 
 SELECTIONS_SHOWN = 20
 """Number of rounds whose batch is shown in full, the latest; earlier ones are only counted."""

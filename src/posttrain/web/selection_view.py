@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from posttrain.web.charts.bars import bars
-from posttrain.web.charts.chart import Chart, series_colour, ticks, truncate
-from posttrain.web.charts.histogram import histogram
-from posttrain.web.charts.rounds import Expectation, expectations
-from posttrain.web.charts.scatter import Points, ScatterLayer, scatter
-from posttrain.web.formatting import (
+from posttrain.report.charts.bars import bars
+from posttrain.report.charts.chart import Chart, series_colour, ticks, truncate
+from posttrain.report.charts.histogram import histogram
+from posttrain.report.charts.rounds import Expectation, expectations
+from posttrain.report.charts.scatter import Points, ScatterLayer, scatter
+from posttrain.report.formatting import (
     is_share,
     metric_name,
     number_text,

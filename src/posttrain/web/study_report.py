@@ -7,6 +7,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from posttrain.report.charts.bars import format_seconds
+from posttrain.report.charts.chart import truncate
+from posttrain.report.formatting import number_text, percent_text
 from posttrain.tune.events import Event
 from posttrain.tune.importance import Importance, measure_importance
 from posttrain.tune.lint import check_edges, check_space
@@ -14,9 +17,6 @@ from posttrain.tune.losses import FEWEST
 from posttrain.tune.objectives import Objective
 from posttrain.tune.trial import Trial, TrialState, best_trial, rank, with_objective
 from posttrain.tune.versions import Goal
-from posttrain.web.charts.bars import format_seconds
-from posttrain.web.charts.chart import truncate
-from posttrain.web.formatting import number_text, percent_text
 from posttrain.web.front_view import front_charts, hypervolume_chart
 from posttrain.web.page import PAGE_BYTES, Table, Tile, now_text, render_page, write_page
 from posttrain.web.study_view import setting_text, study_view

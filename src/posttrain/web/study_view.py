@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from posttrain.report.charts.bars import bars, format_seconds
+from posttrain.report.charts.chart import Chart, Option, ticks, truncate, value_axis
+from posttrain.report.charts.curve import downsample
+from posttrain.report.formatting import number_text, percent_text
 from posttrain.tune.events import Event
 from posttrain.tune.importance import Importance
 from posttrain.tune.parameters import Choice, Float, Int, Parameter
-from posttrain.tune.trial import Trial, TrialState, best_trial
-from posttrain.tune.versions import Goal
-from posttrain.web.charts.bars import bars, format_seconds
-from posttrain.web.charts.chart import Chart, Option, ticks, truncate, value_axis
-from posttrain.web.charts.curve import downsample
-from posttrain.web.charts.trials import (
+from posttrain.tune.report.trial_charts import (
     Measure,
     ParallelAxis,
     TrialCurve,
@@ -26,7 +25,8 @@ from posttrain.web.charts.trials import (
     trial_curves,
     trial_points,
 )
-from posttrain.web.formatting import number_text, percent_text
+from posttrain.tune.trial import Trial, TrialState, best_trial
+from posttrain.tune.versions import Goal
 from posttrain.web.page import Table
 
 _HISTORY = 1000  # points of a history

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from posttrain.report.charts.curve import FloatArray
 from posttrain.store.errors import UserError
 from posttrain.store.rows import Run
 from posttrain.store.workspace import Workspace
@@ -16,7 +17,6 @@ from posttrain.train.monitor.decisions import MonitorDecision
 from posttrain.train.monitor.meter import PHASES
 from posttrain.train.monitor.metrics import STEPS, read_steps
 from posttrain.train.standalone import CONFIG, METRICS, SUMMARY
-from posttrain.web.charts.curve import FloatArray
 
 _NUMBERS = (
     "loss",

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from posttrain.web.charts.bars import stacked_bars
-from posttrain.web.charts.chart import Chart
-from posttrain.web.charts.curve import Annotation, CurveStyle, FloatArray, curve, smoothing_window
-from posttrain.web.charts.heat_map import strips
-from posttrain.web.formatting import action_text, bytes_text, duration_text, kind_text, number_text
+from posttrain.report.charts.bars import stacked_bars
+from posttrain.report.charts.chart import Chart
+from posttrain.report.charts.curve import Annotation, CurveStyle, FloatArray, curve, smoothing_window
+from posttrain.report.charts.heat_map import strips
+from posttrain.report.formatting import action_text, bytes_text, duration_text, kind_text, number_text
 from posttrain.web.page import Table, Tile
 from posttrain.web.training_reader import TrainingCurves
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.web.charts.chart import Chart
+from posttrain.report.charts.chart import Chart
 
 
 def _items(chart: Chart | None, name: str | int = 0) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.web.charts.chart import Chart
+from posttrain.report.charts.chart import Chart
 from posttrain.web.page import SCRIPTS, render_page
 
 _STATIC = files("posttrain.web").joinpath("static")

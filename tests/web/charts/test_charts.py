@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from posttrain.web.charts.bars import bars, format_seconds, funnel, stacked_bars
-from posttrain.web.charts.chart import Chart, ticks
-from posttrain.web.charts.heat_map import heat_map
-from posttrain.web.charts.lineage import LineageNode, lineage
-from posttrain.web.charts.rounds import CurvePoint, learning_curve_chart
-from posttrain.web.formatting import metric_text, points_text
+from posttrain.report.charts.bars import bars, format_seconds, funnel, stacked_bars
+from posttrain.report.charts.chart import Chart, ticks
+from posttrain.report.charts.heat_map import heat_map
+from posttrain.report.charts.lineage import LineageNode, lineage
+from posttrain.report.charts.rounds import CurvePoint, learning_curve_chart
+from posttrain.report.formatting import metric_text, points_text
 from posttrain.web.report import learning_curve, render_report
 from posttrain.web.report_data import GainRow, Report
 

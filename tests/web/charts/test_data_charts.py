@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from posttrain.web.charts.bars import bars, funnel, paired_bars
-from posttrain.web.charts.histogram import histogram
+from posttrain.report.charts.bars import bars, funnel, paired_bars
+from posttrain.report.charts.histogram import histogram
 
 Items = Callable[..., list[dict[str, Any]]]
 

@@ -15,14 +15,14 @@ import pytest
 from markupsafe import Markup
 from playwright.sync_api import Browser, Page
 
-from posttrain.web.charts.bars import bars, count_rows, funnel, paired_bars, stacked_bars
-from posttrain.web.charts.chart import Chart
-from posttrain.web.charts.curve import Annotation, CurveStyle, curve
-from posttrain.web.charts.heat_map import heat_map, strips
-from posttrain.web.charts.histogram import histogram
-from posttrain.web.charts.lineage import LineageNode, lineage
-from posttrain.web.charts.rounds import CurvePoint, Expectation, expectations, learning_curve_chart
-from posttrain.web.charts.scatter import ScatterLayer, scatter
+from posttrain.report.charts.bars import bars, count_rows, funnel, paired_bars, stacked_bars
+from posttrain.report.charts.chart import Chart
+from posttrain.report.charts.curve import Annotation, CurveStyle, curve
+from posttrain.report.charts.heat_map import heat_map, strips
+from posttrain.report.charts.histogram import histogram
+from posttrain.report.charts.lineage import LineageNode, lineage
+from posttrain.report.charts.rounds import CurvePoint, Expectation, expectations, learning_curve_chart
+from posttrain.report.charts.scatter import ScatterLayer, scatter
 
 pytestmark = pytest.mark.slow
 

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from posttrain.web.charts.bars import bars
-from posttrain.web.charts.histogram import histogram
-from posttrain.web.charts.rounds import Expectation, expectations, intervals
-from posttrain.web.charts.scatter import ScatterLayer, scatter
+from posttrain.report.charts.bars import bars
+from posttrain.report.charts.histogram import histogram
+from posttrain.report.charts.rounds import Expectation, expectations, intervals
+from posttrain.report.charts.scatter import ScatterLayer, scatter
 
 Items = Callable[..., list[dict[str, Any]]]
 

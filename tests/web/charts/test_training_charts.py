@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.web.charts.curve import Annotation, CurveStyle, curve, downsample, smooth, smoothing_window
-from posttrain.web.charts.heat_map import strips
+from posttrain.report.charts.curve import Annotation, CurveStyle, curve, downsample, smooth, smoothing_window
+from posttrain.report.charts.heat_map import strips
 
 Items = Callable[..., list[dict[str, Any]]]
 PLAIN = CurveStyle(lambda value: f"{value:.4g}")

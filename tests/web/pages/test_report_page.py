@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from posttrain.report.charts.lineage import LineageNode
 from posttrain.store.errors import UserError
-from posttrain.web.charts.lineage import LineageNode
 from posttrain.web.page import PAGE_BYTES
 from posttrain.web.report import render_report, write_report
 from posttrain.web.report_data import Report

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from posttrain.web.charts.chart import Chart, Option
+from posttrain.report.charts.chart import Chart, Option
 
 COLUMNS = {"file": "files", "dataset": "datasets", "model": "models", "deployment": "deployed"}
 """Kinds of nodes, with the titles of their columns."""

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from posttrain.web.charts.bars import mark_lines
-from posttrain.web.charts.chart import Chart, Formatter, Option, ticks, value_axis
+from posttrain.report.charts.bars import mark_lines
+from posttrain.report.charts.chart import Chart, Formatter, Option, ticks, value_axis
 
 
 def histogram(

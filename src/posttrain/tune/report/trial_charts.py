@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from posttrain.report.charts.chart import Chart, Formatter, Option, ticks, value_axis
 from posttrain.tune.losses import worst_shown
-from posttrain.web.charts.chart import Chart, Formatter, Option, ticks, value_axis
 
 # Each shows the state by its shape as well as by its colour.
 _CROSS = "path://M0 2L2 0L5 3L8 0L10 2L7 5L10 8L8 10L5 7L2 10L0 8L3 5Z"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.web.charts.chart import Chart, Option
+from posttrain.report.charts.chart import Chart, Option
 
 Points = npt.NDArray[np.floating]
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from posttrain.web.charts.chart import Chart, Formatter, Option, name_axis, side_labels, ticks, value_axis
+from posttrain.report.charts.chart import Chart, Formatter, Option, name_axis, side_labels, ticks, value_axis
 
 DECISION_NAMES = {
     "baseline": "baseline",

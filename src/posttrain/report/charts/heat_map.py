@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from posttrain.web.charts.chart import Chart, Option, name_axis
-from posttrain.web.charts.curve import FloatArray
+from posttrain.report.charts.chart import Chart, Option, name_axis
+from posttrain.report.charts.curve import FloatArray
 
 _SHADES = 6
 

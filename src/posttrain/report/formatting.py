@@ -1,7 +1,6 @@
 """Formats numbers, metrics, reasons and decisions for the pages."""
 
-from posttrain.web.charts.bars import format_seconds
-from posttrain.web.report_data import GainRow
+from posttrain.report.charts.bars import format_seconds
 
 _KINDS = {
     "nan": "NaN or infinity",
@@ -78,19 +77,6 @@ def percent_text(share: float) -> str:
     """Formats a share of records: ``12.5%``."""
     # 0.0% would claim that there is none.
     return "under 0.1%" if 0 < share < 0.0005 else f"{100 * share:.1f}%"
-
-
-def gain_text(gain: GainRow) -> str:
-    """Formats a gain with its interval: points for shares, other metrics in their own unit."""
-    share = is_share(gain.metric)
-    difference, low, high = (
-        points_text(value) if share else f"{value:+.3g}".replace("-", "−")
-        for value in (gain.difference, gain.low, gain.high)
-    )
-    return (
-        f"gain in {metric_name(gain.metric)} over the champion: {difference}{' points' if share else ''}"
-        f" ({level_text(gain.level)} interval {low} to {high}, n = {gain.n:,})"
-    )
 
 
 def level_text(level: float) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from operator import sub
 
-from posttrain.web.charts.chart import Chart, Formatter, Option, name_axis, series_colour, side_labels
+from posttrain.report.charts.chart import Chart, Formatter, Option, name_axis, series_colour, side_labels
 
 _ROW = 24
 _TRACK: Option = {"showBackground": True, "backgroundStyle": {"color": "$track", "borderRadius": 3}}

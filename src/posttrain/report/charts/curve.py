@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from posttrain.web.charts.chart import Chart, Formatter, Option, series_colour, ticks, truncate, value_axis
+from posttrain.report.charts.chart import Chart, Formatter, Option, series_colour, ticks, truncate, value_axis
 
 FloatArray = NDArray[np.float64]
 
