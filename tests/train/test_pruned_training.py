@@ -164,7 +164,7 @@ def test_impossible_sizes_are_refused_before_any_work(
     ("values", "message"),
     [
         ({"prune": {"layers": 0}}, "prune.layers.*greater than or equal to 1"),
-        ({"prune": {"layers": 1}, "initialization": {"method": "normal"}}, "training from scratch .* has none"),
+        ({"prune": {"layers": 1}, "from_scratch": True}, "training from scratch .* has none"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(values: dict[str, Any], message: str) -> None:

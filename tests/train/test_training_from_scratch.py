@@ -1,14 +1,12 @@
 """Complete trainings of models with fresh weights."""
 
 import json
-import logging
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-import torch
 
 from posttrain.models.language_model import load_language_model
 from posttrain.models.shape import meta_model, model_shape, read_config
@@ -16,10 +14,8 @@ from posttrain.models.sources import locate
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.train.checkpoint.config import CheckpointConfig
-from posttrain.train.config import TrainConfig
-from posttrain.train.initialization.config import InitializationConfig, InitRuleConfig, ShapeConfig
+from posttrain.train.config import ShapeConfig, TrainConfig
 from posttrain.train.memory.weights import ModelSpec
-from posttrain.train.objectives.sft import SftObjective
 from posttrain.train.shape import trained_config
 from posttrain.train.stage import train
 
@@ -27,7 +23,6 @@ pytestmark = pytest.mark.slow
 
 TASK = TaskConfig(system="Name the intent.")
 NO_CHECKPOINTS = CheckpointConfig(every_seconds=None)
-GPT2 = InitializationConfig(method="depth_scaled", std=0.05)
 
 
 @pytest.fixture
@@ -45,93 +40,18 @@ def test_a_training_starts_from_a_config_alone(
     weightless_folder: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, precision: str
 ) -> None:
     config = config.model_copy(
-        update={"initialization": GPT2, "precision": precision, "epochs": 8, "checkpoint": NO_CHECKPOINTS}
+        update={"from_scratch": True, "precision": precision, "epochs": 8, "checkpoint": NO_CHECKPOINTS}
     )
     meta = run_training(weightless_folder, records, config, tmp_path)
     assert meta["last_loss"] < 0.7 * meta["first_loss"]
     assert 5 < meta["first_loss"] < 6.2, "the first loss is that of chance: ln 261 is 5.56"
-    table = meta["initialization"]
-    assert [row["layer"] for row in table] == ["embeddings", "0", "1"]
-    assert table[0]["activations"] == pytest.approx(0.05**2, rel=0.3)
-    assert all(row["gradients"] > 0 for row in table)
     assert load_language_model(tmp_path / "out", TASK).model.config.model_type == "llama"
-
-
-def test_variances_do_not_depend_on_the_precision(
-    weightless_folder: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
-) -> None:
-    result = {
-        precision: run_training(
-            weightless_folder,
-            records,
-            config.model_copy(update={"initialization": GPT2, "precision": precision, "epochs": 1}),
-            tmp_path / precision,
-        )["initialization"]
-        for precision in ("float32", "float16")
-    }
-    for exact, half in zip(result["float32"], result["float16"], strict=True):
-        assert half["activations"] == pytest.approx(exact["activations"], rel=0.02)
-        assert half["gradients"] == pytest.approx(exact["gradients"], rel=0.02)
-
-
-def test_the_variance_table_is_logged_with_warnings(
-    weightless_folder: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = config.model_copy(update={"epochs": 1})
-    with caplog.at_level(logging.INFO, "posttrain"):
-        run_training(weightless_folder, records, config.model_copy(update={"initialization": GPT2}), tmp_path / "good")
-    assert any("variance of activations and of gradients by layer" in line for line in caplog.messages)
-    assert not any("changes by" in line for line in caplog.messages)
-    caplog.clear()
-    rules = [InitRuleConfig(match=r"layers\.1\..*(down|gate|up)_proj", method="normal", std=3.0)]
-    initialization = GPT2.model_copy(update={"rules": rules})
-    run_training(
-        weightless_folder, records, config.model_copy(update={"initialization": initialization}), tmp_path / "bad"
-    )
-    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert any("the variance of activations changes by" in line for line in warnings)
-    assert all("from layer 0 to layer 1" in line for line in warnings if "changes by" in line)
-
-
-def test_out_of_memory_in_the_activation_stats(
-    weightless_folder: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The statistics then use fewer examples."""
-    sizes, loss = [], SftObjective.loss
-
-    def limited_loss(self: SftObjective, lm: Any, packed: Any, rows: list[int]) -> Any:
-        sizes.append(packed.sequences)
-        if packed.sequences > 1:
-            raise torch.OutOfMemoryError("planted")
-        return loss(self, lm, packed, rows)
-
-    monkeypatch.setattr(SftObjective, "loss", limited_loss)
-    config = config.model_copy(update={"initialization": GPT2, "epochs": 1})
-    result = run_training(weightless_folder, records, config, tmp_path)["initialization"]
-    assert sizes[0] == 4
-    assert sizes[-1] == 1
-    assert [item["layer"] for item in result] == ["embeddings", "0", "1"]
-
-
-def test_activation_stats_do_not_change_the_training(
-    tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from posttrain.train import setup
-
-    config = config.model_copy(update={"initialization": GPT2})
-    run_training(tiny_model, records, config, tmp_path / "with-stats")
-    monkeypatch.setattr(setup, "activation_stats", lambda *arguments, **options: [])
-    assert "initialization" not in run_training(tiny_model, records, config, tmp_path / "without-stats")
-    with_stats, without_stats = (
-        tmp_path / name / "out" / "model.safetensors" for name in ("with-stats", "without-stats")
-    )
-    assert with_stats.read_bytes() == without_stats.read_bytes()
 
 
 def test_existing_weights_are_ignored(
     tiny_model: Path, weightless_folder: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
 ) -> None:
-    config = config.model_copy(update={"initialization": GPT2, "epochs": 1})
+    config = config.model_copy(update={"from_scratch": True, "epochs": 1})
     for name, source in (("with", tiny_model), ("without", weightless_folder)):
         run_training(source, records, config, tmp_path / name)
     models = [(tmp_path / name / "out" / "model.safetensors").read_bytes() for name in ("with", "without")]
@@ -156,12 +76,12 @@ def test_settings_that_need_trained_weights_are_refused(
     changes: dict[str, Any],
     message: str,
 ) -> None:
-    config = config.model_copy(update={"initialization": GPT2, **changes})
+    config = config.model_copy(update={"from_scratch": True, **changes})
     with pytest.raises(UserError, match=message):
         run_training(weightless_folder, records, config, tmp_path)
 
 
-def test_a_folder_without_weights_needs_an_initialization(weightless_folder: Path) -> None:
+def test_a_folder_without_weights_is_refused_where_they_are_needed(weightless_folder: Path) -> None:
     assert locate(str(weightless_folder), Path(), weights=False) == str(weightless_folder)
     with pytest.raises(UserError, match="holds no safetensors weights"):
         locate(str(weightless_folder), Path())
@@ -176,10 +96,9 @@ def test_another_shape_is_trained_and_saved(
     from transformers import AutoModelForCausalLM
 
     shape = ShapeConfig(layers=3, hidden=64, heads=4, kv_heads=2, inner=100)
-    config = config.model_copy(update={"initialization": GPT2.model_copy(update={"shape": shape}), "epochs": 8})
+    config = config.model_copy(update={"from_scratch": True, "shape": shape, "epochs": 8})
     summary = run_training(weightless_folder, records, config, tmp_path)
     assert summary["last_loss"] < summary["first_loss"]
-    assert [row["layer"] for row in summary["initialization"]] == ["embeddings", "0", "1", "2"]
     model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert model_shape(model) == model_shape(meta_model(trained_config(read_config(str(weightless_folder)), config)))
     assert (model.config.num_hidden_layers, model.config.hidden_size, model.config.head_dim) == (3, 64, 16)
@@ -192,25 +111,24 @@ def test_another_shape_is_trained_and_saved(
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ({"hidden": 100}, "train.initialization.shape.hidden: a hidden size of 100 cannot be divided among 3 heads"),
+        ({"hidden": 100}, "train.shape.hidden: a hidden size of 100 cannot be divided among 3 heads"),
         (
             {"heads": 4, "kv_heads": 3},
-            "train.initialization.shape.kv_heads: 4 heads cannot share 3 key and value heads",
+            "train.shape.kv_heads: 4 heads cannot share 3 key and value heads",
         ),
     ],
 )
 def test_a_shape_that_cannot_be_is_refused_before_any_work(
     weightless_folder: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, shape: dict[str, int], message: str
 ) -> None:
-    initialization = GPT2.model_copy(update={"shape": ShapeConfig(**shape)})
+    config = config.model_copy(update={"from_scratch": True, "shape": ShapeConfig(**shape)})
     with pytest.raises(UserError, match=message):
-        run_training(weightless_folder, records, config.model_copy(update={"initialization": initialization}), tmp_path)
+        run_training(weightless_folder, records, config, tmp_path)
     assert not (tmp_path / "scratch").exists()
 
 
 def test_a_shape_is_for_training_from_scratch() -> None:
-    with pytest.raises(UserError, match="a shape is for training from scratch: set a method too, or prune"):
-        TrainConfig.read({"initialization": {"shape": {"layers": 2}}}, "train")
+    with pytest.raises(UserError, match="a shape is for training from scratch: set from_scratch too, or prune"):
+        TrainConfig.read({"shape": {"layers": 2}}, "train")
     with pytest.raises(UserError, match="greater than or equal to 1"):
-        TrainConfig.read({"initialization": {"method": "normal", "shape": {"layers": 0}}}, "train")
-    assert "shape" not in TrainConfig(initialization=GPT2).key_settings()["initialization"]
+        TrainConfig.read({"from_scratch": True, "shape": {"layers": 0}}, "train")

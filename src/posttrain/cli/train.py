@@ -80,7 +80,7 @@ def train(
         raise UserError("finds settings and does nothing else", where="--autotune", fix="leave out the other option")
     settings = read_settings(config, options, set or [])
     # `--inspect` and a fresh initialisation read no weights, so that they need none on disk.
-    source = locate(settings.model, Path(), weights=inspect is None and settings.train.initialization.method == "none")
+    source = locate(settings.model, Path(), weights=inspect is None and not settings.train.from_scratch)
     given_records = read_records(settings, workspace)
     records = given_records.records
     if inspect is not None:

@@ -125,7 +125,7 @@ def train(
     config = TrainJobConfig.read(values, "settings")
     config = config.with_paths_from(lambda key: Path())
     # A model that is none is reported before records are read.
-    locate(config.model, Path(), weights=config.train.initialization.method == "none")
+    locate(config.model, Path(), weights=not config.train.from_scratch)
     # Files by their resolved paths, all else as it was given.
     named = zip(sources.items(), config.files, strict=True)
     resolved = {name: file if isinstance(item, str | Path) else item for (name, item), file in named}

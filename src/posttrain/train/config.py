@@ -13,7 +13,6 @@ from posttrain.store.paths import locate_path
 from posttrain.store.section import Section
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.data.config import CurriculumConfig, LoaderConfig, PhaseConfig, curriculum_difficulty
-from posttrain.train.initialization.config import InitializationConfig
 from posttrain.train.lora_config import LoraConfig
 from posttrain.train.monitor.config import MonitorConfig, ProfileConfig, SinksConfig
 from posttrain.train.objectives.config import (
@@ -71,6 +70,21 @@ class PruneConfig(Section):
     def is_set(self) -> bool:
         """True if the initial model is pruned."""
         return (self.layers, self.heads, self.inner) != (None, None, None)
+
+
+class ShapeConfig(Section):
+    """The shape of a transformer that is trained from scratch; null: as the model to start from has it."""
+
+    layers: int | None = Field(None, ge=1, description="Decoder layers.")
+    hidden: int | None = Field(None, ge=1, description="Width of the hidden states.")
+    heads: int | None = Field(None, ge=1, description="Query heads.")
+    kv_heads: int | None = Field(None, ge=1, description="Key and value heads, which divide the query heads.")
+    inner: int | None = Field(None, ge=1, description="Width inside a feed-forward block.")
+
+    @property
+    def is_set(self) -> bool:
+        """True if the shape differs from that of the model to start from."""
+        return any(value is not None for value in self.model_dump().values())
 
 
 class RecomputeConfig(Section):
@@ -164,10 +178,10 @@ class TrainConfig(Section):
     surgery: SurgeryConfig = Field(SurgeryConfig(), description="Conflicts between the gradients of several tasks.")
     ema: EmaConfig = Field(EmaConfig(), description="A moving average of the weights.")
     noise: NoiseConfig = Field(NoiseConfig(), description="Regularisation inside the model.")
-    weight_standardization: bool = Field(
-        False, description="Standardise the filters of convolutions (arXiv:1903.10520)."
+    from_scratch: bool = Field(
+        False, description="Train random weights: only config and tokenizer of the model are read."
     )
-    initialization: InitializationConfig = Field(InitializationConfig(), description="Training from scratch.")
+    shape: ShapeConfig = Field(ShapeConfig(), description="Another shape for a model that is trained from scratch.")
     prune: PruneConfig = Field(PruneConfig(), description="Removes parts of the initial model before it is trained.")
     loader: LoaderConfig = Field(LoaderConfig(), description="Loading of examples.")
     checkpoint: CheckpointConfig = Field(
@@ -213,14 +227,16 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _weights_are_pruned(self) -> Self:
-        if self.prune.is_set and self.initialization.method != "none":
-            raise ValueError("prune keeps trained weights, and training from scratch (initialization.method) has none")
+        if self.prune.is_set and self.from_scratch:
+            raise ValueError("prune keeps trained weights, and training from scratch (from_scratch) has none")
+        if self.shape.is_set and not self.from_scratch:
+            raise ValueError("a shape is for training from scratch: set from_scratch too, or prune a trained model")
         return self
 
     @property
     def changes_shape(self) -> bool:
         """True if the model that is trained may have another shape than the one to start from."""
-        return self.prune.is_set or self.initialization.shape.is_set
+        return self.prune.is_set or self.shape.is_set
 
     @property
     def has_teacher(self) -> bool:
@@ -282,9 +298,6 @@ class TrainConfig(Section):
             del values["lora"]["supernet"]
         if self.lora.gates is None:
             del values["lora"]["gates"]
-        values["initialization"]["largest_ratio"] = 10.0
-        if not self.initialization.shape.is_set:
-            del values["initialization"]["shape"]
         values["distill"]["hidden"] = values["distill"].pop("hidden_weight") or None
         values["distill_hidden"]["weight"] = 1.0
         return values
@@ -336,23 +349,6 @@ def can_change_on_resume(key: str) -> bool:
 
 def _is_below(key: str, sections: Sequence[str]) -> bool:
     return any(key == section or key.startswith(f"{section}.") for section in sections)
-
-
-def check_from_scratch(config: TrainConfig) -> None:
-    """Raises a UserError where the config asks for weights that training from scratch throws away."""
-    name, needed = "", ""
-    if config.method == "lora":
-        name, needed = "train.method=lora", "train.method=full"
-    elif config.start == "champion":
-        name, needed = "train.start=champion", "train.start=base"
-    elif objective_spec(config.objective).output in ("reward", "classes"):
-        name, needed = f"train.objective={config.objective}", "a language model first"
-    if name:
-        raise UserError(
-            f"{name} starts from trained weights, and training from scratch has none",
-            where="train.initialization.method",
-            fix=f"take {needed}, or none",
-        )
 
 
 def unused_sections(config: TrainConfig) -> list[str]:

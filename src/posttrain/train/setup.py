@@ -6,15 +6,13 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from posttrain.models.fused import fuse_layers
 from posttrain.models.language_model import LanguageModel
-from posttrain.models.packing import Packed, packed_attention
+from posttrain.models.packing import packed_attention
 from posttrain.store.files import make_folder
 from posttrain.train.checkpoint.checkpoints import Checkpoints
 from posttrain.train.config import TrainConfig, training_phases
@@ -23,7 +21,6 @@ from posttrain.train.data.config import curriculum_difficulty
 from posttrain.train.data.loader import BatchLoader
 from posttrain.train.data.token_set import longest_lengths
 from posttrain.train.data.units import first_pass_groups
-from posttrain.train.initialization.activation_stats import activation_stats
 from posttrain.train.memory.micro_batch import MicroBatch
 from posttrain.train.memory.recompute import compile_layers, recompute
 from posttrain.train.monitor.detectors import EarlyLimit
@@ -40,7 +37,7 @@ from posttrain.train.optim.master_weights import MasterWeights
 from posttrain.train.optim.schedule import scheduled_lr
 from posttrain.train.rank_gates import RankGates
 from posttrain.train.recovery import Recovery, read_recovery_log
-from posttrain.train.regularization.layers import apply_noise, standardize_weights
+from posttrain.train.regularization.layers import apply_noise
 from posttrain.train.state import Interventions, TrainingState
 from posttrain.train.supernet import Supernet
 
@@ -60,7 +57,6 @@ class TrainingParts:
         meter: measures its steps.
         surgery: combines the gradients of several tasks; None without `train.surgery`, or where all are of one task.
         supernet: the sub-networks of the adapter; None unless `train.lora.supernet` has ranks.
-        initial_variances: variances by layer before the first step; empty unless it is from scratch.
     """
 
     state: TrainingState
@@ -71,7 +67,6 @@ class TrainingParts:
     meter: StepMeter
     surgery: GradientSurgery | None
     supernet: Supernet | None
-    initial_variances: list[dict[str, Any]]
 
 
 @contextmanager
@@ -112,9 +107,6 @@ def set_up_training(
     # Attention that sees only a window is equal to full attention up to a length: the data decide.
     longest = int(longest_lengths(objective.units).max())
     with ExitStack() as stack:
-        if config.weight_standardization:
-            # First, as the layers that are fused below read the standardised weights.
-            stack.enter_context(standardize_weights(lm))
         stack.enter_context(objective.attach_modules(lm))
         stack.enter_context(fuse_layers(lm, compiled=config.compile))
         # Models that cannot be packed are trained padded: slower, and with the same result.
@@ -127,9 +119,6 @@ def set_up_training(
             # A reference model runs over the very micro-batches of the training, so that rounding is the same in both.
             groups = first_pass_groups(objective.units, sampler, budget, tasks)
             objective.prepare(lm, scratch, padded=padded, groups=groups)
-        variances: list[dict[str, Any]] = []
-        if config.initialization.method != "none":
-            variances = _measure_variances(lm, objective, config, sampler.rows(0), budget, scratch, padded=padded)
         # Master weights copy the weights: whatever changes them has to come before, and what noises them after.
         checkpoints = Checkpoints(scratch / "checkpoints", config.checkpoint)
         state = _initial_state(lm, config, sampler, seed, can_go_back=lambda: bool(checkpoints.steps()))
@@ -152,7 +141,7 @@ def set_up_training(
         )
         stack.enter_context(loader)
         rates = _learning_rates(config, sampler)
-        yield TrainingParts(state, loader, rates, checkpoints, recovery, step_meter, surgery, supernet, variances)
+        yield TrainingParts(state, loader, rates, checkpoints, recovery, step_meter, surgery, supernet)
 
 
 def autocast(lm: LanguageModel, config: TrainConfig) -> Callable[[], AbstractContextManager[object]]:
@@ -160,35 +149,6 @@ def autocast(lm: LanguageModel, config: TrainConfig) -> Callable[[], AbstractCon
     if config.precision == "autocast":
         return partial(torch.autocast, lm.device.type, torch.bfloat16)
     return nullcontext
-
-
-def _measure_variances(
-    lm: LanguageModel,
-    objective: Objective,
-    config: TrainConfig,
-    rows: list[int],
-    budget: int,
-    scratch: Path,
-    *,
-    padded: bool,
-) -> list[dict[str, Any]]:
-    """Measures variances by layer under freshly drawn weights."""
-
-    def loss(packed: Packed, rows: list[int], scale: float) -> Tensor:
-        count = objective.begin_step(lm, [rows]) or 1.0
-        with autocast(lm, config)():
-            return objective.loss(lm, packed, rows).sum * (scale / count)
-
-    return activation_stats(
-        lm,
-        objective.units,
-        rows,
-        loss,
-        float16=config.precision == "float16",
-        budget=budget,
-        padded=padded,
-        file=scratch / "variances.json",
-    )
 
 
 def _build_sampler(

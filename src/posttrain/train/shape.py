@@ -13,10 +13,10 @@ def trained_config(config: Any, train: TrainConfig) -> Any:
     """Returns the transformers config of the model that is trained, given that of the model to start from.
 
     Raises:
-        UserError: the model cannot have the size that ``train.prune`` or ``train.initialization.shape`` asks for.
+        UserError: the model cannot have the size that ``train.prune`` or ``train.shape`` asks for.
     """
-    if train.initialization.shape.is_set:
-        return resized_config(config, "train.initialization.shape", **train.initialization.shape.model_dump())
+    if train.shape.is_set:
+        return resized_config(config, "train.shape", **train.shape.model_dump())
     return check_pruning(config, pruned_size(train.prune), PRUNE_SECTION) if train.prune.is_set else config
 
 

@@ -18,9 +18,9 @@ from posttrain.models.task import TaskConfig
 from posttrain.store.errors import WorkError
 from posttrain.store.files import remove_tree
 from posttrain.train.callbacks import CallbackList, TrainingStopped
-from posttrain.train.config import TrainConfig, check_from_scratch, unused_sections
+from posttrain.train.config import TrainConfig, unused_sections
 from posttrain.train.data.mix import mix_counts
-from posttrain.train.initialization.initialize import model_from_config
+from posttrain.train.from_scratch import check_from_scratch, random_model
 from posttrain.train.lora import add_adapter, check_ranks, merge_adapter
 from posttrain.train.lora_config import LoraConfig
 from posttrain.train.memory.estimate import count_step_tasks
@@ -76,8 +76,7 @@ def train(
         Counts and losses, the same for the same input: ``examples``, ``cut`` (number of those longer than
         ``max_length``), ``cut_records`` (their ids), ``steps``, ``skipped_steps`` (those whose gradient was left out:
         float16 overflowed, or the monitor decided so), ``tokens``, ``supervised_tokens``, ``first_loss``,
-        ``last_loss`` (mean of the last epoch; both None if not finite), ``decisions`` (of the monitor); from scratch
-        ``initialization`` (variance of activations and gradients by layer before the first step); with pruning
+        ``last_loss`` (mean of the last epoch; both None if not finite), ``decisions`` (of the monitor); with pruning
         ``pruning`` (`posttrain.train.pruning.pruning_report`); ``never_met`` (ids of
         records that phases or a curriculum left out); ``weightless`` (ids of records of weight 0); ``too_long`` (ids of
         records that `train.too_long` left out); with a mix ``mixes`` (uses of each
@@ -88,9 +87,8 @@ def train(
         WorkError: if training fails and cannot be recovered.
         TrainingStopped: a callback asked to stop; its checkpoint lies in ``scratch``.
     """
-    from_scratch = config.initialization.method != "none"
-    check_model_folder(source, weights=not from_scratch)
-    if from_scratch:
+    check_model_folder(source, weights=not config.from_scratch)
+    if config.from_scratch:
         check_from_scratch(config)
     check_trained_shape(str(source), config)
     check_ranks(str(source), config)
@@ -159,8 +157,6 @@ def train(
     save_language_model(lm, out)
     (out / STEPS).write_text(json.dumps([_deterministic_fields(step) for step in steps], indent=0), encoding="utf-8")
     optional: dict[str, Any] = {"ranks": ranks} if ranks else {}
-    if variances := trainer.parts.initial_variances:
-        optional["initialization"] = variances
     if config.prune.is_set and (report := pruning_report(source)):
         optional["pruning"] = report
     seen = trainer.state.sampler.seen(len(steps)).reshape(len(units), units_per_record).sum(1)
@@ -191,8 +187,8 @@ def train(
 
 
 def _load_model(config: TrainConfig, source: Path, task: TaskConfig, seed: int) -> LanguageModel:
-    if config.initialization.method != "none":
-        return model_from_config(source, task, config.initialization, seed, config.dtype)
+    if config.from_scratch:
+        return random_model(source, task, config, seed)
     return load_model(config, source, task, config.dtype)
 
 

@@ -15,7 +15,6 @@ from posttrain.store.errors import UserError
 from posttrain.train import trainer
 from posttrain.train.config import TrainConfig
 from posttrain.train.data.loader import Batch
-from posttrain.train.initialization.config import InitializationConfig, InitRuleConfig
 from posttrain.train.lora_config import LoraConfig
 from posttrain.train.objectives.config import SftConfig
 from posttrain.train.optim.config import EmaConfig, OptimizerConfig
@@ -45,7 +44,7 @@ COMBINED: dict[str, dict[str, Any]] = {
         "sft": SftConfig(label_smoothing=0.1),
         "ema": EmaConfig(decay=0.9),
         "clip_value": 1e-2,
-        "initialization": InitializationConfig(method="xavier"),
+        "from_scratch": True,
         "micro_batch_tokens": 120,
     },
     "bfloat16": {
@@ -226,16 +225,7 @@ def test_no_weight_moves_further_than_the_clipped_value(
     ("changes", "message"),
     [
         ({"noise": NoiseConfig(dropout=DropoutConfig(residual=0.1))}, "llama has no residual dropout"),
-        ({"weight_standardization": True}, "llama has no convolution that is trained"),
-        ({"initialization": InitializationConfig(method="xavier"), "method": "lora"}, "training from scratch has none"),
-        (
-            {
-                "initialization": InitializationConfig(
-                    method="xavier", rules=[InitRuleConfig(match="w9", method="zeros")]
-                )
-            },
-            "no parameter's name matches `w9`",
-        ),
+        ({"from_scratch": True, "method": "lora"}, "training from scratch has none"),
     ],
 )
 def test_unsupported_settings_are_refused_before_any_step(
@@ -244,54 +234,3 @@ def test_unsupported_settings_are_refused_before_any_step(
     with pytest.raises(UserError, match=message):
         run_training(tiny_model, records, config.model_copy(update=changes), tmp_path)
     assert not (tmp_path / "out" / "model.safetensors").exists()
-
-
-@pytest.fixture
-def mamba(tiny_model: Path, tmp_path: Path) -> Path:
-    """The folder of a small Mamba."""
-    from transformers import AutoTokenizer, MambaConfig, MambaForCausalLM
-
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    torch.manual_seed(0)
-    config = MambaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        state_size=4,
-        num_hidden_layers=1,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
-    MambaForCausalLM(config).save_pretrained(tmp_path / "mamba")
-    tokenizer.save_pretrained(tmp_path / "mamba")
-    return tmp_path / "mamba"
-
-
-def test_standardised_convolutions_are_saved(
-    mamba: Path, records: pa.Table, checkpointed: TrainConfig, tmp_path: Path
-) -> None:
-    config = checkpointed.model_copy(
-        update={
-            "weight_standardization": True,
-            "micro_batch_tokens": 4096,
-            "epochs": 1,
-            "ema": EmaConfig(decay=0.5),
-            "optimizer": OptimizerConfig(weight_decay=0.0),
-        }
-    )
-    records = records.slice(0, 6)
-
-    def run(name: str) -> dict[str, Any]:
-        return run_training(mamba, records, config, tmp_path / name)
-
-    meta = run("whole")
-    kill_at_step(1, lambda: run("parts"))
-    assert run("parts") == meta
-    assert contents(tmp_path / "parts" / "out") == contents(tmp_path / "whole" / "out")
-    saved = load_file(tmp_path / "whole" / "out" / "model.safetensors")
-    name = "backbone.layers.0.mixer.conv1d.weight"
-    filters = saved[name].float().flatten(1)
-    torch.testing.assert_close(filters.mean(1), torch.zeros(len(filters)), atol=0.01, rtol=0)
-    torch.testing.assert_close(filters.std(1, correction=0), torch.ones(len(filters)), atol=0.01, rtol=0)
-    initial = load_file(mamba / "model.safetensors")
-    assert set(saved) == set(initial)

@@ -95,20 +95,20 @@ def test_a_study_of_pruned_models(deep_model: Path, tmp_path: Path) -> None:
         ),
         # Of nine combinations, one cannot be.
         (
-            {"train.initialization.shape.hidden": [96, 120, 64], "train.initialization.shape.heads": [2, 3, 4]},
-            {"initialization": {"method": "normal"}},
+            {"train.shape.hidden": [96, 120, 64], "train.shape.heads": [2, 3, 4]},
+            {"from_scratch": True},
             "tune.space: a hidden size of 64 cannot be divided among 3 heads, as with "
-            "train.initialization.shape.hidden = 64, train.initialization.shape.heads = 3; give a multiple of 6",
+            "train.shape.hidden = 64, train.shape.heads = 3; give a multiple of 6",
         ),
         (
-            {"train.initialization.shape.layers": [1, 2]},
+            {"train.shape.layers": [1, 2]},
             {},
-            "a shape is for training from scratch: set a method too, or prune a trained model",
+            "a shape is for training from scratch: set from_scratch too, or prune a trained model",
         ),
         (
             {"train.prune.layers": [1, 2]},
-            {"initialization": {"method": "normal"}},
-            "training from scratch (initialization.method) has none",
+            {"from_scratch": True},
+            "training from scratch (from_scratch) has none",
         ),
     ],
 )
@@ -131,7 +131,7 @@ def test_the_shapes_of_a_space_that_are_possible_pass(deep_model: Path) -> None:
 
 @pytest.mark.slow
 def test_a_study_of_shapes_from_scratch(deep_model: Path, tmp_path: Path) -> None:
-    shape = "train.initialization.shape"
+    shape = "train.shape"
     space = {f"{shape}.layers": {"int": [1, 4]}, f"{shape}.hidden": [32, 64, 96], f"{shape}.inner": [64, 128]}
     tune = {
         "space": {**space, f"{shape}.heads": 2},
@@ -139,7 +139,7 @@ def test_a_study_of_shapes_from_scratch(deep_model: Path, tmp_path: Path) -> Non
         "limits": {"parameters": "60K"},
         "budget": "8 trials",
     }
-    result = study(deep_model, tmp_path, tune, initialization={"method": "normal"})
+    result = study(deep_model, tmp_path, tune, from_scratch=True)
     finished = [trial for trial in result.trials if not trial.error]
     assert finished
     assert len(finished) < len(result.trials)
@@ -149,9 +149,7 @@ def test_a_study_of_shapes_from_scratch(deep_model: Path, tmp_path: Path) -> Non
         count = 261 * hidden + hidden + layers * (2 * hidden + 3 * hidden**2 + 3 * hidden * inner)
         assert bool(trial.error) == (count > 60_000)
         assert not trial.error or trial.error == f"parameters {count:,} is over the limit, 60,000"
-    assert (
-        yaml.safe_load((tmp_path / "out" / "best.yaml").read_text())["train"]["initialization"]["shape"]["heads"] == 2
-    )
+    assert yaml.safe_load((tmp_path / "out" / "best.yaml").read_text())["train"]["shape"]["heads"] == 2
 
 
 @pytest.mark.parametrize(

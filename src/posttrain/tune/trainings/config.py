@@ -21,7 +21,7 @@ from posttrain.tune.spaces import READY_KEY, expand, values_of
 LOSS = "loss"
 """The metric that is computed of log-likelihoods: nats a token of the answers, or a record with a label set."""
 
-SHAPE_KEYS = ("train.prune.", "train.initialization.shape.")
+SHAPE_KEYS = ("train.prune.", "train.shape.")
 """The beginnings of the keys that decide the shape of the model that is trained."""
 
 VALUE_NAMES = {

@@ -95,7 +95,7 @@ def tune_trainings(
             starts_warm=tune.warm_start is not None,
             section="tune.",
         )
-    source = locate(config.model, Path(), weights=config.train.initialization.method == "none")
+    source = locate(config.model, Path(), weights=not config.train.from_scratch)
     check_shapes(space, base, source)
     training, held_out = split_records(records, tune, config, root)
     shared: dict[str, Any] = {

@@ -1,1 +1,0 @@
-"""Training from scratch: initial weights, and their effect on activations and gradients."""
