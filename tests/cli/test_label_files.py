@@ -34,7 +34,7 @@ def write_tasks(path: Path, labels: list[str]) -> Path:
 
 @pytest.mark.slow
 def test_files_without_a_round(small: Any, posttrain: Call, tmp_path: Path) -> None:
-    root = small(label={"annotator": "file"})
+    root = small(label={"annotator": "people"})
     tasks = write_tasks(tmp_path / "moods.json", ["happy", "sad", "sad"])
     first = posttrain("label", "import", tasks, "-w", root)
     assert first.code == 0
@@ -63,7 +63,7 @@ def test_files_without_a_round(small: Any, posttrain: Call, tmp_path: Path) -> N
 def test_a_batch_is_closed_once_it_is_decided_or_its_rest_is_dropped(
     small: Any, posttrain: Call, tmp_path: Path
 ) -> None:
-    root = small(label={"annotator": "file"})
+    root = small(label={"annotator": "people"})
     tasks = write_tasks(tmp_path / "moods.json", ["happy", "sad", "sad"])
     assert posttrain("label", "import", tasks, "-w", root).code == 0
     assert posttrain("label", "close", "moods", "-w", root).out == "the batch moods is closed\n"
@@ -110,7 +110,7 @@ def test_mistakes_are_one_line_and_exit_with_2(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    root = small(label={"annotator": "file"})
+    root = small(label={"annotator": "people"})
     monkeypatch.chdir(tmp_path)
     write_tasks(tmp_path / "moods.json", ["happy", "sad", "sad"])
     outcome = posttrain("label", *arguments, "-w", root)
@@ -122,7 +122,7 @@ def test_mistakes_are_one_line_and_exit_with_2(
 
 @pytest.mark.slow
 def test_a_round_that_waits_is_answered_by_another_tool(small: Any, posttrain: Call, tmp_path: Path) -> None:
-    root = small(rounds=1, label={"annotator": "file"})
+    root = small(rounds=1, label={"annotator": "people"})
     posttrain("run", "-w", root)
     truth = {row["text"]: row["label"] for row in small.rows()}
     path = tmp_path / "tasks.json"

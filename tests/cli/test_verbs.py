@@ -40,7 +40,7 @@ def test_run_does_the_remaining_rounds(root: Path, posttrain: Call) -> None:
 
 
 def test_a_run_that_waits_exits_with_0_and_one_line(small: Any, posttrain: Call) -> None:
-    root = small(label={"annotator": "file"})
+    root = small(label={"annotator": "people"})
     outcome = posttrain("run", "-w", root)
     assert outcome.code == 0
     line = (
@@ -52,7 +52,7 @@ def test_a_run_that_waits_exits_with_0_and_one_line(small: Any, posttrain: Call)
 
 
 def test_labels_are_exported_and_imported(small: Any, posttrain: Call, tmp_path: Path) -> None:
-    root = small(rounds=1, label={"annotator": "file"})
+    root = small(rounds=1, label={"annotator": "people"})
     posttrain("run", "-w", root)
     batch = tmp_path / "batch.csv"
     assert posttrain("label", "export", batch, "-w", root).out.startswith("wrote 12 records to ")
@@ -132,7 +132,7 @@ def test_report_writes_a_page(root: Path, posttrain: Call, tmp_path: Path) -> No
 
 
 def test_report_of_a_workspace_in_its_first_round(small: Any, posttrain: Call, tmp_path: Path) -> None:
-    root = small(label={"annotator": "file"})
+    root = small(label={"annotator": "people"})
     posttrain("run", "-w", root, "--until", "collect")
     assert posttrain("report", tmp_path / "early.html", "-w", root).code == 0
     posttrain("run", "-w", root)

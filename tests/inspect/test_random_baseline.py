@@ -85,7 +85,7 @@ def test_label_counts_include_files_and_discarded_labels(small: Any, evaluated_l
 
 
 def test_the_baseline_needs_an_oracle_and_a_known_name(small: Any) -> None:
-    config = load_config(small(label={"annotator": "file", "file": None}))
+    config = load_config(small(label={"annotator": "people", "file": None}))
     with pytest.raises(UserError, match="people would have to write them"):
         check_random_loop(config, "random")
     with pytest.raises(UserError, match="no baseline `luck`"):

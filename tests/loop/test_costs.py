@@ -27,7 +27,7 @@ def chosen_lines(loop: Any) -> set[int]:
     """The lines of the pool file with the records of the last batch."""
     detail = loop.metadata.rounds()[-1].detail
     batch = parquet.read_table(loop.store.artifacts.path(detail["selection"]) / "batch.parquet")["id"].to_pylist()
-    pool = parquet.read_table(loop.store.artifacts.path(detail["asked"]) / "records.parquet").to_pylist()
+    pool = parquet.read_table(loop.store.artifacts.path(detail["queried_pool"]) / "records.parquet").to_pylist()
     return {row["line"] for row in pool if row["id"] in batch}
 
 

@@ -47,8 +47,8 @@ def test_a_bad_round_is_refused_and_its_labels_are_discarded(
     assert bad.decision["action"] == "refuse"
     (interval,) = bad.decision["intervals"].values()
     assert interval["high"] < 0
-    assert bad.detail["set_aside"]
-    assert bad.detail["carry"] == good.detail["dataset"]
+    assert bad.detail["discards_labels"]
+    assert bad.detail["next_parent"] == good.detail["dataset"]
     first, wrong, third = (loop.labelled_inputs(round) for round in (1, 2, 3))
     assert set(loop.trained_on(2)) == {*first, *wrong}
     assert set(loop.trained_on(3)) == {*first, *third}
@@ -76,7 +76,7 @@ def test_the_config_decides_about_refused_labels(small: Any, evaluated_loop: Cal
         loop.run(4, until="dataset")
         _, champion, refused, last = loop.metadata.rounds()[1:]
         assert refused.decision["action"] == "refuse"
-        assert refused.detail["set_aside"] is (policy == "set_aside")
+        assert refused.detail["discards_labels"] is (policy == "set_aside")
         assert last.detail["labels"] == labels
         assert loop.champion == champion.candidate
 

@@ -40,7 +40,7 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def scores_of(loop: Any, round: int, name: str) -> dict[str, float]:
     """The champion's scores of a round's batch, by input id."""
     detail = loop.metadata.rounds()[round].detail
-    pool = parquet.read_table(loop.store.artifacts.path(detail["asked"]) / "records.parquet")
+    pool = parquet.read_table(loop.store.artifacts.path(detail["queried_pool"]) / "records.parquet")
     inputs = dict(zip(pool["id"].to_pylist(), pool["input_id"].to_pylist(), strict=True))
     scores = parquet.read_table(loop.store.artifacts.path(detail["scores"]) / "scores.parquet")
     chosen = set(loop.labelled_inputs(round))

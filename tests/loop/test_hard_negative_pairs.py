@@ -52,7 +52,7 @@ def test_rounds_train_on_pairs_of_their_own_records(small: Any, begun_loop: Call
         train = loop.metadata.runs(stage="train", round=number)[-1]
         assert train.inputs["dataset"] == detail["output negatives"]
         if number == 1:
-            assert detail["carry"] == detail["dataset"], "the next round builds on the labels alone"
+            assert detail["next_parent"] == detail["dataset"], "the next round builds on the labels alone"
         inputs = loop.metadata.runs(stage="negatives", round=number)[-1].inputs
         assert "test" not in inputs
         evaluated = inputs.get("evaluation")

@@ -77,7 +77,7 @@ def test_a_partial_round_accounts_for_every_record(waiting: Any, truth: dict[str
     assert "labels for round 2: fill" in loop.run(partial=True)
     state = state_of(loop, 1)
     expected = BatchCounts(asked=12, answered=7, skipped=2, left=3, learned=7, skips={"cannot tell": 2})
-    assert batch_counts(loop.store, state) == expected
+    assert batch_counts(state) == expected
     assert BatchCounts.total([expected, None, expected]).asked == 24
     assert state.labels == state.labels_new == 7
     reasons = read_unlabelled(loop.store, state.id("labelled"))
@@ -144,13 +144,7 @@ def test_a_batch_that_is_skipped_as_a_whole_makes_way_for_another(waiting: Any, 
     assert not first & second
     fill(loop.root, truth, labels=12, skips=0, name="round-1-2")
     loop.run(until="dataset")
-    counts = batch_counts(loop.store, state_of(loop, 1))
-    assert counts == BatchCounts(asked=12, answered=12, learned=12)
-    # Rounds of earlier versions have no counts in their rows.
-    old = dict(loop.metadata.round(1).detail)
-    old.pop("batch_counts")
-    loop.metadata.update_round(1, detail=old)
-    assert batch_counts(loop.store, state_of(loop, 1)) == counts
+    assert batch_counts(state_of(loop, 1)) == BatchCounts(asked=12, answered=12, learned=12)
 
 
 def test_an_item_that_everybody_skips_holds_the_round_no_longer_than_people_want(
@@ -166,7 +160,7 @@ def test_an_item_that_everybody_skips_holds_the_round_no_longer_than_people_want
         queue.answer(task.item, "anna", truth[task.content["prompt"][-1]["content"]])
     assert loop.run().endswith("run again; or go on without the rest: posttrain run --partial")
     loop.run(partial=True, until="dataset")
-    assert batch_counts(loop.store, state_of(loop, 1)) == BatchCounts(asked=12, answered=11, left=1, learned=11)
+    assert batch_counts(state_of(loop, 1)) == BatchCounts(asked=12, answered=11, left=1, learned=11)
 
 
 def test_rejected_labels_and_duplicates_add_up(small: Any, waiting: Any, truth: dict[str, str]) -> None:
@@ -180,7 +174,7 @@ def test_rejected_labels_and_duplicates_add_up(small: Any, waiting: Any, truth: 
     small.write(loop.root / "data" / "labelled" / "a.csv", [{"text": text, "label": label} for text, label in added])
     assert loop.run(until="dataset") is None
     state = state_of(loop, 1)
-    counts = batch_counts(loop.store, state)
+    counts = batch_counts(state)
     assert counts is not None
     assert (counts.asked, counts.answered, counts.learned, counts.duplicates) == (12, 12, 10, 1)
     assert list(counts.rejected.values()) == [1]

@@ -81,7 +81,7 @@ def test_pseudo_labels_are_marked_and_counted_and_gone_in_the_next_round(
         train = loop.metadata.runs(stage="train", round=number)[-1]
         assert train.inputs["dataset"] == detail["output pseudo"]
         # Afresh from this round's labels: the next round builds on those of people alone.
-        assert detail["carry"] == detail["dataset"]
+        assert detail["next_parent"] == detail["dataset"]
     assert label_counts(loop.store) == [0, 12, 24]
 
 

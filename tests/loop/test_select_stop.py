@@ -87,7 +87,7 @@ def test_auto_does_not_cover_where_neighbours_do_not_share_labels(
             assert _selections(loop)[-1]["strategy"] == strategy
             scores = loop.store.artifacts.get(loop.metadata.rounds()[number].detail["scores"]).meta
             assert cold_start or scores["neighbours_kappa"] == 0.01
-            assert scores["unasked"] == 0
+            assert scores["unscored"] == 0
             summary = selections_view(read_selections(loop.store)).rounds[0].summary
             why = "" if cold_start else ", as neighbours hardly share labels (kappa 0.01)"
             assert summary.endswith(f"by {strategy}{why}")
@@ -144,7 +144,7 @@ def test_the_loop_stops_where_more_labels_no_longer_pay_off(small: Any, copied_l
     assert loop.run() == waits, "nothing has changed"
     small.configure(loop.root, rounds=3, select={"stop": {"action": "advise", "gain": 1.0}})
     assert loop.run(until="select") is None
-    outlook = loop.metadata.rounds()[3].detail["outlook"]
+    outlook = loop.metadata.rounds()[3].detail["gain_estimate"]
     assert outlook["expected_gain"]["low"] <= outlook["expected_gain"]["gain"] <= outlook["expected_gain"]["high"]
     assert len(outlook["agreements"]) == 1, "the base model scores nothing, and two champions have answered since"
     assert "can hardly bring" in outlook["why_stop"]
@@ -186,7 +186,7 @@ def test_successive_champions_are_compared(small: Any, evaluated_loop: Callable[
     loop = evaluated_loop(gate={"deploy": ["accuracy > 2"]}, label={"per_round": 12, "when_refused": "keep"})
     loop.run(3)
     loop.run(4, until="select")
-    outlooks = [entry.detail["outlook"] for entry in loop.metadata.rounds()[1:]]
+    outlooks = [entry.detail["gain_estimate"] for entry in loop.metadata.rounds()[1:]]
     assert [len(item["agreements"]) for item in outlooks] == [0, 0, 1, 1]
     # The model in service is not the newest of the curve in round 4 alone.
     assert [item["expected_gain"] is not None for item in outlooks] == [False, True, True, False]

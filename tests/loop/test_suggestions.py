@@ -154,7 +154,7 @@ def fill(root: Path, round: int, label_of: dict[str, str]) -> list[dict[str, str
 
 
 def test_people_get_the_rest_and_do_not_see_what_they_check(small: Any, suggesting: Callable[..., OpenLoop]) -> None:
-    loop = suggesting("first", annotator="file")
+    loop = suggesting("first", annotator="people")
     label_of = {row["text"]: row["label"] for row in small.rows()}
     waits = str(loop.run())
     rows = {row["id"]: row for row in suggestions_in(loop, 2)}

@@ -59,11 +59,11 @@ def scores_and_batch(loop: Any, round: int) -> tuple[dict[str, Any], Path, list[
 def test_the_champion_scores_a_sample_and_the_batch_is_chosen_from_all(sampled_loop: Any) -> None:
     loop = sampled_loop
     cold, _, _ = scores_and_batch(loop, 1)
-    assert (cold["sampled"], cold["pool"], cold["unasked"]) == (60, 60, 0)
+    assert (cold["sampled"], cold["pool"], cold["unscored"]) == (60, 60, 0)
     warm, folder, batch = scores_and_batch(loop, 2)
-    assert (warm["sampled"], warm["pool"], warm["unasked"]) == (15, 48, 33)
+    assert (warm["sampled"], warm["pool"], warm["unscored"]) == (15, 48, 33)
     scored = parquet.read_table(folder / "scores.parquet")
-    unscored = parquet.read_table(folder / "unasked.parquet")
+    unscored = parquet.read_table(folder / "unscored.parquet")
     assert scored["predicted"].null_count == 0
     assert unscored["predicted"].null_count == 33
     assert len({*scored["id"].to_pylist(), *unscored["id"].to_pylist()}) == 48
@@ -116,10 +116,10 @@ def test_the_rounds_of_a_record_show_whether_it_was_scored(sampled_loop: Any) ->
     loop = sampled_loop
     _, folder, batch = scores_and_batch(loop, 2)
     context = RoundContext(loop.store, load_config(loop.root), 3, in_round=False)
-    pool = context.dataset(loop.metadata.rounds()[2].detail["asked"]).records
+    pool = context.dataset(loop.metadata.rounds()[2].detail["queried_pool"]).records
     inputs = dict(zip(pool["id"].to_pylist(), pool["input_id"].to_pylist(), strict=True))
     scored_later = parquet.read_table(selection_of(loop, 2) / "asked_since.parquet").to_pylist()
-    unscored = set(parquet.read_table(folder / "unasked.parquet")["id"].to_pylist())
+    unscored = set(parquet.read_table(folder / "unscored.parquet")["id"].to_pylist())
     round_entry = record_rounds(context, inputs[scored_later[0]["id"]])[-1]
     assert (round_entry["round"], round_entry["chosen"] is not None) == (2, True)
     assert round_entry["scores"]["entropy"] == scored_later[0]["entropy"]
@@ -138,8 +138,8 @@ def test_with_pool_embedded_zero_only_the_sample_is_embedded(
     copied_loop.run(3, until="select")
     for scored, round, pool_size in ((loop, 1, 60), (copied_loop, 3, 36)):
         meta, folder, _ = scores_and_batch(scored, round)
-        assert (meta["sampled"], meta["pool"], meta["unasked"]) == (15, pool_size, 0)
-        assert not (folder / "unasked.parquet").exists()
+        assert (meta["sampled"], meta["pool"], meta["unscored"]) == (15, pool_size, 0)
+        assert not (folder / "unscored.parquet").exists()
 
 
 def test_a_sample_is_scored_for_written_answers_too(written_loop: Callable[..., Any]) -> None:
@@ -147,6 +147,6 @@ def test_a_sample_is_scored_for_written_answers_too(written_loop: Callable[..., 
     loop.run(2, until="select")
     meta, folder, batch = scores_and_batch(loop, 2)
     scored_ids = set(parquet.read_table(folder / "scores.parquet")["id"].to_pylist())
-    assert meta["unasked"] > 0
+    assert meta["unscored"] > 0
     assert {row["id"] for row in batch} - scored_ids
     assert all(row["predicted"] is not None and row["uncertainty"] >= 0 for row in batch)

@@ -30,7 +30,7 @@ def waiting_workspace(begun_workspace: Path, small_anywhere: Any, loop_class: An
 
     def build(folder: Path) -> None:
         shutil.copytree(begun_workspace, folder, symlinks=True)
-        small_anywhere(folder.parent).configure(folder, rounds=1, label={"annotator": "file"})
+        small_anywhere(folder.parent).configure(folder, rounds=1, label={"annotator": "people"})
         loop = loop_class(folder)
         assert loop.run() == WAITS
         loop.store.close()
@@ -74,7 +74,7 @@ def test_a_round_resumes_once_its_label_file_is_filled_and_rules_know_the_qualit
     fill(batch)
     # One person's answers agree with nobody's: alpha is undefined, and no rule about it holds.
     rules = ["label.answers >= 12", "label.alarms == 0", "label.alpha > 0.5"]
-    label = {"annotator": "file"}
+    label = {"annotator": "people"}
     small.configure(root, rounds=1, label=label, gate={"deploy": rules})
     stages_before = len(loop.stages())
     assert loop.run() is None
@@ -101,7 +101,7 @@ def test_a_batch_is_exported_and_its_labels_are_imported(
     small: Any, waiting_loop: Any, fill: Callable[..., Path], tmp_path: Path
 ) -> None:
     loop, root = waiting_loop, waiting_loop.root
-    small.configure(root, rounds=2, label={"annotator": "file"})
+    small.configure(root, rounds=2, label={"annotator": "people"})
     config = load_config(root)
     out = tmp_path / "batch.csv"
     assert export_batch(loop.store, config, out) == 12
@@ -174,7 +174,7 @@ def test_an_exported_batch_does_not_change(small: Any, waiting_loop: Any, fill: 
     batch = root / "labels" / "round-1.csv"
     batch_before = batch.read_text()
     small.write(root / "data" / "pool" / "more.csv", small.rows()[80:90], ["text"])
-    small.configure(root, rounds=1, label={"annotator": "file", "per_round": 5}, select={"strategy": "random"})
+    small.configure(root, rounds=1, label={"annotator": "people", "per_round": 5}, select={"strategy": "random"})
     assert "0 of 12 are filled" in loop.run()
     fill(batch)
     # Stopped after the labels were read, and with new inputs: still the same batch.
@@ -217,7 +217,7 @@ def test_a_trigger_waits_for_new_records(small: Any, begun_loop: Callable[..., A
     # Round 1 starts; its records do not start round 2.
     assert loop.run() == waits.replace("round 1", "round 2")
     assert [entry.status for entry in loop.metadata.rounds()] == ["done", "done"]
-    assert "waits" not in loop.metadata.rounds()[0].detail or loop.metadata.rounds()[0].detail["waits"] is None
+    assert "waits_for" not in loop.metadata.rounds()[0].detail or loop.metadata.rounds()[0].detail["waits_for"] is None
 
 
 def test_an_urgent_run_needs_a_rule_that_names_it(begun_loop: Callable[..., Any]) -> None:

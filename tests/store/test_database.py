@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from posttrain.store.errors import UserError, WorkError
 from posttrain.store.metadata import Metadata
 from posttrain.store.signals import handle_signals
 from posttrain.store.tables import schema
-from posttrain.store.upgrade import REVISIONS, VERSION_TABLE, migrate
+from posttrain.store.upgrade import REVISIONS, VERSION_TABLE
 
 pytestmark = pytest.mark.slow
 
@@ -112,7 +111,7 @@ class DatabaseContract:
         with pytest.raises(UserError, match="reading only"):
             reader.add_artifact(artifact(2))
 
-    def test_migrations_create_the_tables(self, metadata: Metadata) -> None:
+    def test_the_migration_creates_the_tables(self, metadata: Metadata) -> None:
         from alembic.autogenerate import compare_metadata
         from alembic.runtime.migration import MigrationContext
 
@@ -135,31 +134,6 @@ class DatabaseContract:
             "ck_label_items_status",
             "ck_label_answers_status",
         }
-
-    def test_an_older_database_keeps_its_rounds(self, url: str, connect: Callable[..., Metadata]) -> None:
-        engine = _engine(_parse(url))
-        with engine.begin() as connection:
-            migrate(connection, "0002")
-            old = {"started_at": datetime.now(UTC).isoformat(), "detail": '{"labels": 3}'}
-            connection.execute(
-                text(
-                    "INSERT INTO rounds (number, status, detail, started_at) VALUES (4, 'done', :detail, :started_at)"
-                ),
-                old,
-            )
-            connection.execute(
-                text(
-                    "INSERT INTO deployments (model_id, round, action, reason, created_at, hook) "
-                    "VALUES ('model-a', 4, 'baseline', '', :started_at, 'none')"
-                ),
-                {"started_at": old["started_at"]},
-            )
-        engine.dispose()
-        metadata = connect()
-        [round] = metadata.rounds()
-        assert (round.number, round.status, round.detail, round.decision) == (4, "done", {"labels": 3}, None)
-        assert [item.model_id for item in metadata.deployments()] == ["model-a"]
-        assert metadata.for_arm("random").rounds() == []
 
     def test_an_empty_database_can_be_opened_concurrently(self, url: str) -> None:
         gate = threading.Barrier(4)

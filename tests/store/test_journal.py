@@ -14,7 +14,6 @@ from sqlalchemy import select, text
 from posttrain.store.artifacts import Artifact, FileEntry
 from posttrain.store.database import utc_now
 from posttrain.store.errors import LostDatabaseError, StorageError
-from posttrain.store.hashing import decode_line, encode_line
 from posttrain.store.journal import JOURNALED, Journal, JournalEnd, read_rows
 from posttrain.store.journal_content import read_journal
 from posttrain.store.label_tables import audit
@@ -176,23 +175,6 @@ class JournaledContract:
         assert verify_database(metadata, journal) == []
         assert metadata.insert_rows(audit, []) == []
 
-    def test_a_journal_with_keys_in_another_order_is_no_damage(
-        self, connect: Callable[..., Metadata], journal: Journal
-    ) -> None:
-        """As earlier versions wrote them."""
-        metadata = connect()
-        metadata.open_round(0, None)
-        metadata.update_round(0, detail={"metrics": {"rouge_l": 0.25, "accuracy": 0.5}})
-        lines = journal.path.read_text(encoding="utf-8").splitlines()
-        entry = decode_line(lines[-1].encode())
-        assert entry is not None
-        values = entry["changes"][0][2]
-        assert list(json.loads(values["detail"])["metrics"]) == ["rouge_l", "accuracy"]
-        for detail, findings in ((json.loads(values["detail"]), 0), ({"metrics": {"rouge_l": 0.4}}, 1), (None, 1)):
-            values["detail"] = json.dumps(detail, sort_keys=True) if detail else "no JSON"
-            journal.path.write_bytes("\n".join([*lines[:-1], ""]).encode() + encode_line(entry))
-            assert len(verify_database(metadata, journal)) == findings
-
     def test_a_transaction_that_fails_leaves_no_row(
         self, connect: Callable[..., Metadata], journal: Journal, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -235,21 +217,6 @@ class JournaledContract:
         assert "writing all rows into it" in caplog.text
         metadata.add_artifact(artifact(9))
         assert verify_database(metadata, journal) == []
-
-    def test_rows_of_before_the_journal_are_in_it(
-        self, url: str, connect: Callable[..., Metadata], journal: Journal
-    ) -> None:
-        without = Metadata(url, create=True)
-        self.fill(without)
-        without.close()
-        metadata = connect(write=False)
-        assert verify_database(metadata, journal) == []
-        assert not journal.path.exists()
-        metadata = connect()
-        assert verify_database(metadata, journal) == []
-        assert read_journal(journal.path).rows(1)["rounds"]
-        connect()
-        assert journal.last() == JournalEnd(1, snapshot=True)
 
 
 class TestSQLiteJournal(JournaledContract):

@@ -91,7 +91,7 @@ def test_a_cold_round_has_a_map_and_a_note_about_missing_scores(finished_loop: t
 
 def _with_outlook(monkeypatch: pytest.MonkeyPatch, store: Workspace, outlook: dict[str, Any]) -> None:
     rounds = [
-        dataclasses.replace(entry, detail={**entry.detail, "outlook": outlook}) if entry.number == 2 else entry
+        dataclasses.replace(entry, detail={**entry.detail, "gain_estimate": outlook}) if entry.number == 2 else entry
         for entry in store.metadata.rounds()
     ]
     monkeypatch.setattr(store.metadata, "rounds", lambda: rounds)
@@ -106,7 +106,7 @@ def test_the_expected_gain_is_compared_with_the_achieved_gain(
     first, second = read_selections(store)
     assert first.gain is None, "one measurement gives no estimate"
     assert second.gain is not None
-    expected_gain = now.detail["outlook"]["expected_gain"]
+    expected_gain = now.detail["gain_estimate"]["expected_gain"]
     assert dataclasses.astuple(second.gain)[:5] == (
         2,
         "accuracy",
@@ -141,18 +141,6 @@ def test_older_rounds_are_summarised_without_reading_their_files(
     assert len(second.chosen) == 16
 
 
-def test_a_round_of_an_earlier_version_has_no_map(
-    reopened_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(selection, "MAP", "missing.parquet")
-    _, second = read_selections(reopened_workspace)
-    assert second.map is None
-    assert second.missing == ("No map was kept of this round: it was chosen by an earlier version.",)
-    assert "No map was kept of this round" in render_report(
-        read_report(reopened_workspace, load_config(reopened_workspace.root))
-    )
-
-
 @pytest.mark.parametrize(
     ("role", "file", "message", "intact"),
     [
@@ -184,7 +172,7 @@ def test_damaged_files_are_named_and_the_rest_is_shown(
 
 
 def test_a_batch_that_waits_for_labels_is_shown(small: Callable[..., Path]) -> None:
-    root = small(rounds=1, label={"annotator": "file"})
+    root = small(rounds=1, label={"annotator": "people"})
     store = Workspace.create(root, load_config(root).store)
     Loop(store, load_config(root)).run()
     (waiting,) = read_selections(store)

@@ -185,7 +185,7 @@ def _round(workspace: Workspace, number: int) -> dict[str, Any]:
         for run in workspace.metadata.runs(round=number)
     ]
     state = RoundState.from_row(entry)
-    counts = batch_counts(workspace, state)
+    counts = batch_counts(state)
     batch = {
         "batch": {**counts.to_json(), "sentence": counts.sentence} if counts else None,
         "unlabelled": _unlabelled(workspace, state),

@@ -179,7 +179,7 @@ def _round(
 ) -> dict[str, Any]:
     state = RoundState.from_row(entry)
     estimate = current_estimate(state, champion["id"] if champion else None)
-    counts = batch_counts(workspace, state)
+    counts = batch_counts(state)
     done = [run for run in runs if run.status == "done"]
     return {
         "round": entry.number,

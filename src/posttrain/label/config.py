@@ -32,10 +32,10 @@ from posttrain.store.webhook import check_webhook
 class LabelConfig(Section):
     """The annotator, the labels of a round, and the use of labels whose model was refused."""
 
-    annotator: Literal["people", "file", "oracle", "champion", "linear", "endpoint", "vote", "ensemble"] = Field(
+    annotator: Literal["people", "oracle", "champion", "linear", "endpoint", "vote", "ensemble"] = Field(
         default="people",
-        description="`people`: people, on the pages or in a CSV (`file` is the same); `oracle`: a file of answers; or "
-        "a model: `champion`, `linear`, `endpoint`, `vote` or `ensemble`; what a model cannot answer goes to people.",
+        description="`people`: people, on the pages or in a CSV; `oracle`: a file of answers; or a model: "
+        "`champion`, `linear`, `endpoint`, `vote` or `ensemble`; what a model cannot answer goes to people.",
     )
     queue: QueueConfig = Field(default=QueueConfig(), description="How items are given to people.")
     quality: QualityConfig = Field(default=QualityConfig(), description="Prices of labels, and alarms.")
@@ -207,7 +207,6 @@ def _build_model_annotator(
 
 ANNOTATORS: dict[str, AnnotatorFactory] = {
     "people": _build_people,
-    "file": _build_people,
     "oracle": _build_oracle,
     **dict.fromkeys(TEACHERS, _build_model_annotator),
 }

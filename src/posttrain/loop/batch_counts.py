@@ -16,7 +16,6 @@ from posttrain.data.steps.duplicates import Exact
 from posttrain.data.versions.version import read_dataset
 from posttrain.loop.score_files import LABELS, UNLABELLED
 from posttrain.loop.state import RoundState
-from posttrain.store.errors import DamagedArtifactError
 from posttrain.store.workspace import Workspace
 
 log = logging.getLogger("posttrain")
@@ -121,18 +120,9 @@ def count_batch(workspace: Workspace, labels: str, dataset: str) -> BatchCounts:
     )
 
 
-def batch_counts(workspace: Workspace, state: RoundState) -> BatchCounts | None:
+def batch_counts(state: RoundState) -> BatchCounts | None:
     """Returns what became of a round's batch; None before its answers are in, and without a batch."""
-    if state.batch_counts is not None:
-        return BatchCounts(**state.batch_counts)
-    # Rounds of earlier versions have none in their rows.
-    if state.labelled is None or state.dataset is None:
-        return None
-    try:
-        return count_batch(workspace, state.labelled, state.dataset)
-    except DamagedArtifactError as error:
-        log.warning("%s; what became of the batch is unknown", error)
-        return None
+    return None if state.batch_counts is None else BatchCounts(**state.batch_counts)
 
 
 def read_unlabelled(workspace: Workspace, labels: str) -> dict[str, str]:

@@ -35,9 +35,6 @@ from posttrain.train.key_aliases import KEY_ALIASES, VALUE_ALIASES
 from posttrain.train.objectives.registry import OBJECTIVES, objective_spec
 from posttrain.tune.trainings.config import TuneConfig
 
-_COMPARING = ("people", "file")
-"""Annotators that can choose between two answers."""
-
 
 class Config(Section):
     """The config of a workspace."""
@@ -240,9 +237,9 @@ def _with_preference_defaults(config: Config, task: TaskConfig) -> Config:
     if task.label_set:
         fix = "remove the labels, or the kind"
         raise UserError("a loop on preferences has no label set", where="task.labels", fix=fix)
-    if config.label.annotator not in _COMPARING:
+    if config.label.annotator != "people":
         what = f"`{config.label.annotator}` cannot choose between two answers"
-        raise UserError(what, where="label.annotator", fix=f"use {' or '.join(_COMPARING)}")
+        raise UserError(what, where="label.annotator", fix="use people")
     if config.label.suggest == "ensemble":
         what = "people compare two answers of the champion without a suggestion"
         raise UserError(what, where="label.suggest", fix="leave it out")

@@ -117,7 +117,7 @@ class RoundContext:
             chosen = choose_precision(count_weights(self.path(self.state.base)) if self.state.base else None)
             log.info("  precision %s, the faster one on this machine, from now on", chosen)
             return chosen
-        precision: ComputePrecision = evaluations[0].config.get("precision", "bfloat16")
+        precision: ComputePrecision = evaluations[0].config["precision"]
         return precision
 
     @property
@@ -133,9 +133,7 @@ def input_ids(context: RoundContext, dataset: str) -> set[str]:
 
 def model_key(context: RoundContext) -> dict[str, Any]:
     """Returns the part of a stage's key that answers of a loaded model depend on: its task and its precision."""
-    precision = context.precision
-    # Left out for bfloat16, as keys are older than the choice.
-    return task_key(context.config) | ({} if precision == "bfloat16" else {"precision": precision})
+    return task_key(context.config) | {"precision": context.precision}
 
 
 def task_key(config: Config) -> dict[str, Any]:

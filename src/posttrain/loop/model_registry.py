@@ -61,7 +61,6 @@ class ModelRegistry:
             current = self.champion
             # Not twice: a round that was killed after this row promotes its model again.
             if current is None or current.model_id != model_id:
-                # Older versions wrote such models.
                 check_finite_files(self.workspace.artifacts.path(model_id))
                 self._add(model_id, round, action, reason)
             self._sync()

@@ -14,7 +14,7 @@ from posttrain.store.artifacts import Artifact
 SCORES, HARD_CASES, LABELLED = "scores.parquet", "hard_cases.npy", "labelled.npy"
 """The score table of the pool; embeddings of hard test records, and of records that have a label: float32 [N, D]."""
 
-UNSCORED = "unasked.parquet"
+UNSCORED = "unscored.parquet"
 """Pool records that were only embedded, by the schema of the scores."""
 
 SCORED_LATER = "asked_since.parquet"

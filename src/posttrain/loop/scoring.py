@@ -111,9 +111,8 @@ def remove_unused_scores(context: RoundContext, scoring: ScoringContext) -> None
 
 
 def _cache_name(context: RoundContext) -> str:
-    # Scores in two precisions differ; chunks in bfloat16 are older than the choice.
-    precision = "" if context.precision == "bfloat16" else context.precision
-    return "-".join(filter(None, ("scores", context.workspace.metadata.arm, precision)))
+    # Scores in two precisions differ.
+    return "-".join(filter(None, ("scores", context.workspace.metadata.arm, context.precision)))
 
 
 def _model(context: RoundContext, id: str) -> ScoringModel:

@@ -14,15 +14,6 @@ _TRANSIENT = (
     *("files", "nothing_to_label", "base_evaluation", "latency"),
 )
 
-# Keys of the row's detail that differ from the fields' names: they are older, and workspaces on disk have them.
-_DETAIL_KEYS = {
-    "queried_pool": "asked",
-    "gain_estimate": "outlook",
-    "discards_labels": "set_aside",
-    "next_parent": "carry",
-    "waits_for": "waits",
-}
-
 
 @dataclass(frozen=True)
 class RoundState:
@@ -92,8 +83,8 @@ class RoundState:
     @classmethod
     def from_row(cls, row: Round) -> Self:
         """Reads the state from a round's row."""
-        keys = {_DETAIL_KEYS.get(name, name): name for name in cls._detail_fields()}
-        values = {keys[key]: value for key, value in row.detail.items() if key in keys}
+        names = cls._detail_fields()
+        values = {name: value for name, value in row.detail.items() if name in names}
         outputs = {key.removeprefix("output "): id for key, id in row.detail.items() if key.startswith("output ")}
         return cls(
             **values, champion=row.champion_before, candidate=row.candidate, decision=row.decision, outputs=outputs
@@ -101,8 +92,8 @@ class RoundState:
 
     def detail(self) -> dict[str, Any]:
         """Returns the JSON values that the row stores, without fields that are not set yet."""
-        values = {_DETAIL_KEYS.get(name, name): getattr(self, name) for name in self._detail_fields()}
-        detail = {key: value for key, value in values.items() if value is not None}
+        values = {name: getattr(self, name) for name in self._detail_fields()}
+        detail = {name: value for name, value in values.items() if value is not None}
         return detail | {f"output {name}": id for name, id in self.outputs.items()}
 
     @classmethod
@@ -126,8 +117,7 @@ class RoundState:
 
         Another model may be in service by now, after a promotion or a rollback by hand.
         """
-        # Older workspaces did not store the model.
-        return self.final if self.final and self.final.get("model", model) == model else None
+        return self.final if self.final and self.final["model"] == model else None
 
     @property
     def batch(self) -> dict[str, str] | None:

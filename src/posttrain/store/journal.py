@@ -283,7 +283,7 @@ class JournaledDatabase(Database):
 
     def _needs_snapshot(self, last: int, is_snapshot: bool, position: int) -> bool:
         """Returns True if the journal does not hold all rows."""
-        return last < position or (last > position and is_snapshot) or position == 0
+        return last < position or (last > position and is_snapshot)
 
     def _write_snapshot(self, journal_file: Journal) -> None:
         with self.transaction() as connection:
@@ -299,8 +299,7 @@ class JournaledDatabase(Database):
             ]
             if not rows:
                 return
-            if position:
-                log.warning("%s ends before the database does; writing all rows into it", journal_file.path)
+            log.warning("%s ends before the database does; writing all rows into it", journal_file.path)
             connection.execute(update(journal).where(_ONLY).values(number=position + 1))
             journal_file.append(position + 1, rows, snapshot=True)
 

@@ -98,7 +98,8 @@ def fill_database(
             _require_empty(metadata)
             rows, unknown = _known_rows(content, store)
             _insert(connection, rows, store, unknown)
-            connection.execute(update(position).values(number=content.last))
+            # At least 1: an empty journal then ends before the database, and gets all rows when it is opened.
+            connection.execute(update(position).values(number=max(content.last, 1)))
             return RebuiltDatabase(metadata.location, metadata.count_rows(), unknown, replaced)
     finally:
         metadata.close()

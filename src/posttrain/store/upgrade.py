@@ -8,7 +8,7 @@ from posttrain.store.errors import UserError
 
 VERSION_TABLE = "posttrain_version"
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")  # every file of migrations/versions, oldest first
+REVISIONS = ("0001",)  # every file of migrations/versions, oldest first
 
 # A number that all posttrain processes agree on, for PostgreSQL's advisory locks: "post" in ASCII.
 _MIGRATION_LOCK = 0x706F7374
@@ -49,8 +49,8 @@ def upgrade_tables(connection: Connection, location: str) -> None:
         migrate(connection)
 
 
-def migrate(connection: Connection, revision: str = "head") -> None:
-    """Runs the migrations up to ``revision``, in the caller's transaction."""
+def migrate(connection: Connection) -> None:
+    """Runs all migrations, in the caller's transaction."""
     from alembic import command
     from alembic.config import Config
 
@@ -58,4 +58,4 @@ def migrate(connection: Connection, revision: str = "head") -> None:
     # "%" starts an interpolation in Alembic's config, and a path may hold one.
     config.set_main_option("script_location", str(Path(__file__).with_name("migrations")).replace("%", "%%"))
     config.attributes["connection"] = connection
-    command.upgrade(config, revision)
+    command.upgrade(config, "head")

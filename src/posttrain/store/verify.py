@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import JSON, Column, Connection, Table, Text, inspect, select, text, type_coerce
+from sqlalchemy import Connection, Text, inspect, select, text, type_coerce
 
 from posttrain.store.artifacts import ArtifactStore
 from posttrain.store.database import RECOVER
@@ -141,36 +141,21 @@ def _compare_with_journal(journal: Journal, rows: Rows, position: int, location:
         missing = f"lacks {len(content.missing(position))} of the database's {position} changes"
         what = missing if content.entries else "is missing or empty"
         return [] if shared else [Finding(where, what, _DELETE_JOURNAL)]
-    if not position:
-        return []  # written by a version without a journal, and not opened for writing since
     expected = content.rows(position)
     findings = []
     for table in JOURNALED:
         present, known = rows[table.name], expected.get(table.name, {})
         for key in sorted({*present, *known}, key=str):
-            if problem := _row_problem(table, present.get(key), known.get(key)):
+            if problem := _row_problem(present.get(key), known.get(key)):
                 name = f"{table.name}, row {' '.join(str(part) for part in key if part != '')}"
                 findings.append(Finding(f"{location}, {name}", problem, RECOVER))
     return findings
 
 
-def _row_problem(table: Table, present: dict[str, Any] | None, known: dict[str, Any] | None) -> str | None:
+def _row_problem(present: dict[str, Any] | None, known: dict[str, Any] | None) -> str | None:
     if present is None:
         return "the row is missing"
     if known is None:
         return "the journal does not know this row"
-    # Columns that a migration added later have no value in the journal: their default.
-    differing = [
-        f"`{name}`" for name, value in present.items() if _differs(table.columns[name], value, known.get(name, value))
-    ]
+    differing = [f"`{name}`" for name, value in present.items() if value != known.get(name)]
     return f"{', '.join(differing)} differs from the journal" if differing else None
-
-
-def _differs(column: Column[Any], present: Any, known: Any) -> bool:
-    if present == known or not (isinstance(column.type, JSON) and isinstance(present, str) and isinstance(known, str)):
-        return bool(present != known)
-    try:
-        # Earlier versions wrote keys into the journal in alphabetical order. As texts, since NaN equals nothing.
-        return json.dumps(json.loads(present), sort_keys=True) != json.dumps(json.loads(known), sort_keys=True)
-    except ValueError:
-        return True

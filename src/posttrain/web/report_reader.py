@@ -150,7 +150,7 @@ def _round(workspace: Workspace, entry: Round, champions: tuple[float | None, ..
         head=beside["head_sentence"],
         tuning=tuple(beside["tuning_sentences"]),
         retention=tuple(beside["retention_sentences"]),
-        batch=batch_counts(workspace, state) or BatchCounts(),
+        batch=batch_counts(state) or BatchCounts(),
         drift=round_drift(workspace, state),
     )
 
@@ -198,7 +198,7 @@ def _note(workspace: Workspace, state: RoundState) -> str:
     notes = []
     scores = workspace.metadata.artifact(state.scores or "")
     if scores and scores.meta["sampled"] < scores.meta["pool"]:
-        embedded_only = f", embedded {scores.meta['unasked']} more" if scores.meta.get("unasked") else ""
+        embedded_only = f", embedded {scores.meta['unscored']} more" if scores.meta["unscored"] else ""
         done = "Embedded" if scores.meta["cold"] else "Scored"
         notes.append(
             f"{done} a sample of {scores.meta['sampled']} of the pool's {scores.meta['pool']} free records"

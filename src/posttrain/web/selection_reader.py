@@ -160,7 +160,7 @@ def _read_selection(
         strategy=row.meta.get("strategy") or settings["cold_start" if cold else "strategy"],
         records=row.meta["records"],
         scored=0 if cold else scores.meta["sampled"],
-        embedded=scores.meta["sampled"] + scores.meta.get("unasked", 0),
+        embedded=scores.meta["sampled"] + scores.meta["unscored"],
         pool=scores.meta["pool"],
         reasons=row.meta["reasons"],
         worst_classes=tuple(row.meta.get("worst_classes", ())),
@@ -191,7 +191,6 @@ def _read_selection(
         return replace(selection, missing=(*missing, f"The batch cannot be read: {error}."))
     batch = parquet.read_table(folder / BATCH).sort_by("rank")
     pool_map = _read_map(folder / MAP)
-    missing += [] if pool_map else ["No map was kept of this round: it was chosen by an earlier version."]
     inputs: dict[str, tuple[str, str]] = {}
     answers: dict[str, str] = {}
     try:
@@ -235,9 +234,7 @@ def _as_array(values: Mapping[str, float]) -> FloatArray:
     return np.array(list(values.values()), np.float64)
 
 
-def _read_map(path: Path) -> PoolMap | None:
-    if not path.exists():
-        return None
+def _read_map(path: Path) -> PoolMap:
     table = parquet.read_table(path)
 
     def points(kind: str) -> Points:

@@ -148,7 +148,7 @@ def _decisions(decisions: Iterable[Mapping[str, Any]]) -> tuple[TrainingDecision
 
 
 def _column(lines: Sequence[Mapping[str, Any]], key: str) -> FloatArray:
-    # Lines of earlier versions lack newer measures.
+    # Not every training takes every measure.
     values = (line.get(key) for line in lines)
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 

@@ -158,7 +158,7 @@ def test_a_version_can_be_a_suite(store: Workspace, support: Version) -> None:
 
 
 def test_a_round_uses_the_latest_version_of_a_name(store: Workspace, support: Version) -> None:
-    values = {"model": "tiny", "task": {"labels": LABELS}, "label": {"annotator": "file"}}
+    values = {"model": "tiny", "task": {"labels": LABELS}, "label": {"annotator": "people"}}
     data = {"pool": "support", "test": "support@v1", "steps": STEPS}
     config = Config.read({**values, "data": data}, "posttrain.yaml")
 

@@ -193,7 +193,7 @@ def test_embeddings_may_come_from_a_sentence_model(small: Any, run_loop: Any, mo
         table = parquet.read_table(folder / "scores.parquet")
         assert table.schema.field("embedding").type.list_size == embedder.width
         pool = parquet.read_table(
-            workspace.artifacts.path(workspace.metadata.rounds()[round].detail["asked"]) / "records.parquet"
+            workspace.artifacts.path(workspace.metadata.rounds()[round].detail["queried_pool"]) / "records.parquet"
         )
         inputs = {row["id"]: row["prompt"][0]["content"] for row in pool.to_pylist()}
         scored_texts = [inputs[id] for id in table["id"].to_pylist()]

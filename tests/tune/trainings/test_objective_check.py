@@ -21,7 +21,7 @@ def test_objectives_with_answers_are_accepted(small: Any, objective: str) -> Non
 
 PREFERENCES: dict[str, Any] = {
     "task": {"kind": "preference", "labels": None},
-    "label": {"annotator": "file"},
+    "label": {"annotator": "people"},
     "gate": {"deploy": []},
 }
 

@@ -97,8 +97,8 @@ def build_version(
         build = _run_recipe(recipe, sources, evaluation, held_out, engine, root, scratch, grown_from)
         phases = [[commit_shard(workspace, shard) for shard in shards] for shards in build.phases]
         meta = {
-            # Its files as they were named: the same in any folder. Ids are older than `on_error`.
-            "recipe": original.model_dump(mode="json", exclude={"on_error"} if original.on_error == "stop" else None),
+            # Its files as they were named: the same in any folder.
+            "recipe": original.model_dump(mode="json"),
             "keys": recipe.keys(),
             "made_of": made_of,
             "settled": build.frozen_settings,

@@ -254,7 +254,7 @@ def count_kinds(tables: Iterable[pa.Table]) -> dict[str, int]:
 def increment_kinds(version: Version, parent: Version | None) -> dict[str, int]:
     """Counts by kind the records of a version that its parent does not hold: all without a parent.
 
-    It reads the records' own marks, so that versions of earlier releases are counted too.
+    It reads the records' own marks.
     """
     tables = version.tables(columns=["id", "meta"])
     if parent is None:

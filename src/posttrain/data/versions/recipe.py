@@ -123,8 +123,7 @@ class Recipe(Section):
             "labels": self.labels,
             "steps": [step.key() for step in self.steps],
             "splits": self.splits.model_dump(mode="json") if self.splits else None,
-            # Versions are older than this setting.
-            **({"on_error": self.on_error} if self.on_error != "stop" else {}),
+            "on_error": self.on_error,
         }
 
 

@@ -98,9 +98,8 @@ class Decide(Stage):
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
         """Returns the gate, the bootstrap and the metrics."""
-        # Only where rules use them, and under the older name, so that finished decisions stay valid.
-        others = {"label_quality": dict(self.other_values)} if self.other_values else {}
-        return others | {
+        return {
+            "other_values": dict(self.other_values),
             "gate": context.config.gate.model_dump(mode="json"),
             "bootstrap": context.config.evaluate.bootstrap.model_dump(mode="json"),
             # Not only the evaluations' ids: latencies come from another measurement.

@@ -110,8 +110,7 @@ class Label(Stage):
         """Returns the annotator, the labels and the columns of its file."""
         config = context.config.label
         return {
-            # The name in keys that are older than the queue; its settings change no label that is there.
-            "annotator": "file" if config.annotator == "people" else config.annotator,
+            "annotator": config.annotator,
             "error_rate": config.error_rate.get(context.number, 0.0),
             "labels": context.config.task.label_set,
             "columns": config.columns if config.columns is not None else _columns(context.config),
@@ -139,8 +138,6 @@ def label_request(context: RoundContext, selection: str, pool: str) -> tuple[pa.
     """Returns the records to answer, and the request that goes with them."""
     batch, suggestions = chosen_records(context, context.artifact(selection), context.artifact(pool))
     why = parquet.read_table(context.path(selection) / BATCH)
-    # Selections of earlier versions have no sentences.
-    reasons = why["why"].to_pylist() if "why" in why.column_names else why["reason"].to_pylist()
     request = AnnotationRequest(
         round=context.number,
         seed=context.seed("label"),
@@ -148,7 +145,7 @@ def label_request(context: RoundContext, selection: str, pool: str) -> tuple[pa.
         labels=context.config.task.label_set or None,
         suggestions=suggestions,
         suggested_by=context.state.champion,
-        reasons=reasons,
+        reasons=why["why"].to_pylist(),
         selection=selection,
         partial=context.partial,
     )
@@ -199,9 +196,6 @@ def pool_agreement(workspace: Workspace, selection: str, labels: str) -> PoolSha
         None if no record was drawn, the champion had not been trained yet, or there is no closed label set.
     """
     batch = parquet.read_table(workspace.artifacts.path(selection) / BATCH)
-    # Selections of earlier versions have no probabilities of inclusion.
-    if "inclusion" not in batch.column_names:
-        return None
     scores = workspace.metadata.producers(selection)[-1].inputs["scores"]
     # Free text has none: a written answer may be right in other words, and only people could say so.
     if "probabilities" not in parquet.read_schema(workspace.artifacts.path(scores) / SCORES).names:

@@ -34,7 +34,6 @@ from posttrain.loop.stage import Stage
 from posttrain.loop.stages.evaluate import Evaluate
 from posttrain.loop.state import RoundState
 from posttrain.select.hard_cases import (
-    HIGH_LOSS_PERCENTILE,
     MAX_HARD_CASES,
     POOL_KINDS,
     TRAINING_KIND,
@@ -112,7 +111,7 @@ class Score(Stage):
         evaluation = context.run(Evaluate(champion, test))
         train = parent_dataset(context.workspace)
         scores = context.run(cls.from_context(context, champion, pool, train, test, evaluation.id, cold))
-        embedded_only = f", embedded {scores.meta['unasked']} more" if scores.meta["unasked"] else ""
+        embedded_only = f", embedded {scores.meta['unscored']} more" if scores.meta["unscored"] else ""
         verb = "embedded" if cold else "scored"
         log.info("  %s %d of %d pool records%s", verb, scores.meta["sampled"], scores.meta["pool"], embedded_only)
         # The fields of the last attempt's batch go with its scores: none must describe the batch that is selected now.
@@ -144,15 +143,12 @@ class Score(Stage):
             "embedded": select.embedding_limit(context.number, self.cold),
             "by_neighbours": self._by_neighbours(context),
             "cold": self.cold,
+            "cost": select.cost,
         }
-        settings |= {"cost": select.cost} if select.cost else {}
-        # Only where there are any, as keys are older.
-        settings |= {"dropped": dropped} if (dropped := dropped_records(context)) else {}
+        settings |= {"dropped": dropped_records(context)}
         settings |= {} if self.cold else {"hard_cases": select.hard_cases}
         if not self.cold and {"high_loss", TRAINING_KIND, "high_entropy"} & set(select.hard_cases):
-            # Only where it differs, as keys are older.
-            percentile = select.hard.percentile
-            settings |= {} if percentile == HIGH_LOSS_PERCENTILE else {"percentile": percentile}
+            settings |= {"percentile": select.hard.percentile}
         return settings | scoring_settings(context, cold=self.cold) | model_key(context)
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
@@ -200,9 +196,8 @@ class Score(Stage):
                 (out / HARD_RECORDS).write_text(json.dumps(records, ensure_ascii=False, indent=1), encoding="utf-8")
             (out / CASES).write_text(json.dumps(cases_to_rows(cases), ensure_ascii=False, indent=1), encoding="utf-8")
             np.save(out / HARD_CASES, embed_records(scoring, hard), allow_pickle=False)
-        # Its older name stays on disk: artifacts of earlier rounds have it.
         unscored_count = 0 if self.cold else embedded_only.num_rows
-        return {**sample_sizes(scores), "unasked": unscored_count, "cold": self.cold, **calibration, **agreement}
+        return {**sample_sizes(scores), "unscored": unscored_count, "cold": self.cold, **calibration, **agreement}
 
     def _hard_records(
         self, context: RoundContext, pool: pa.Table, labelled: pa.Table, embeddings: np.ndarray | None
