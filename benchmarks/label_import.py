@@ -23,7 +23,7 @@ from posttrain.store.journal import Journal
 from posttrain.store.metadata import Metadata
 
 LABELS = [f"topic-{number}" for number in range(77)]
-SUFFIXES = {"label-studio": ".json", "argilla": ".json", "doccano": ".jsonl", "doccano-csv": ".csv", "csv": ".csv"}
+SUFFIXES = {"label-studio": ".json", "jsonl": ".jsonl", "csv": ".csv"}
 
 
 def write_tasks(path: Path, records: int) -> None:

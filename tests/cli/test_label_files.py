@@ -18,7 +18,8 @@ TASKS = [
     {
         "id": number,
         "data": {"text": f"message {number}"},
-        "annotations": [{"completed_by": {"email": "ana"}, "result": [], "extra": 1}],
+        "annotations": [{"completed_by": {"email": "ana"}, "result": []}],
+        "predictions": [{"result": []}],
     }
     for number in range(3)
 ]
@@ -40,12 +41,13 @@ def test_files_without_a_round(small: Any, posttrain: Call, tmp_path: Path) -> N
     assert first.code == 0
     assert first.out.splitlines() == [
         "read 3 items, 3 answers into the new batch moods (label-studio, choice)",
-        "without a meaning here, kept for an export: annotations.extra (3), bookkeeping of the server (3)",
+        "left out, as they have no meaning here: predictions (3)",
     ]
     out = tmp_path / "out.jsonl"
-    exported = posttrain("label", "export", out, "--format", "doccano", "-w", root)
+    exported = posttrain("label", "export", out, "--format", "jsonl", "-w", root)
     assert exported.out == f"wrote 3 items of the batch moods to {out}\n"
-    assert [json.loads(line)["label"] for line in out.read_text().splitlines()] == [["happy"], ["sad"], ["sad"]]
+    answers = [json.loads(line)["answers"][0]["answer"] for line in out.read_text().splitlines()]
+    assert answers == ["happy", "sad", "sad"]
     again = posttrain("label", "import", tasks, "--batch", "moods", "-w", root)
     assert again.out.startswith("read 3 items, 0 answers, 3 answers were there already into the batch moods ")
     missing = posttrain("label", "export", out, "--batch", "none", "-w", root)
@@ -93,12 +95,16 @@ def test_a_batch_is_closed_once_it_is_decided_or_its_rest_is_dropped(
     [
         (
             ("import", "moods.json", "--format", "label-studo"),
-            "`label-studo` is no format; did you mean `label-studio`?",
+            "`label-studo` is not a format; did you mean `label-studio`?",
         ),
-        (("import", "moods.json", "--kind", "mood"), "--kind: `mood` is no kind of answers"),
-        (("import", "moods.json", "--format", "argilla"), "moods.json, record 1: a record has an object `fields`"),
+        (("import", "moods.json", "--kind", "mood"), "--kind: `mood` is not a kind of answers"),
+        (
+            ("import", "moods.json", "--kind", "choice", "--format", "jsonl"),
+            "moods.json, record 1: no text in `the record`",
+        ),
+        (("import", "moods.json", "--format", "doccano"), "`doccano` is not a format; one of csv, jsonl, label-studio"),
         (("import", "none.json"), "none.json: there is no such file"),
-        (("export", "x.json", "--format", "argilla"), "nothing has run here yet"),
+        (("export", "x.json", "--format", "label-studio"), "nothing has run here yet"),
         (("export", "x.csv"), "nothing has run here yet"),
     ],
 )

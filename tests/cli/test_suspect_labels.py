@@ -73,7 +73,7 @@ def test_the_file_of_suspects_is_imported(labelled: Path, tmp_path: Path, posttr
     outcome = posttrain("label", "import", out, "--batch", "again", *place)
     assert "read 3 items, 3 answers into the new batch again (csv, choice)" in outcome.out
     back = tmp_path / "back.jsonl"
-    assert posttrain("label", "export", back, "--batch", "again", "--format", "doccano", *place).code == 0
+    assert posttrain("label", "export", back, "--batch", "again", "--format", "jsonl", *place).code == 0
     assert "=" in back.read_text(), "the formula's mark is gone"
     for options, mistake in (
         (("--export", "x.csv"), "--export: only suspects are written"),

@@ -93,7 +93,7 @@ def test_the_batch_goes_out_and_comes_back_and_others_come_in(
         "wrote 1 items of the batch round-1 to tasks.json",
         "wrote 1 items of the batch tickets to tickets.csv",
         "read 1 items, 0 answers into the batch round-1 (label-studio, choice)",
-        "read 1 items, 1 answers into the new batch old (doccano, choice)",
+        "read 1 items, 1 answers into the new batch old (jsonl, choice)",
         "the batch old is closed",
     ]
 

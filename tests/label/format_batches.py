@@ -8,7 +8,7 @@ from typing import Any
 from posttrain.label.queue import Queue
 from posttrain.label.queue_rows import NewItem
 
-SUFFIXES = {"label-studio": ".json", "argilla": ".json", "doccano": ".jsonl", "doccano-csv": ".csv", "csv": ".csv"}
+SUFFIXES = {"label-studio": ".json", "jsonl": ".jsonl", "csv": ".csv"}
 
 _PROMPT = [{"role": "user", "content": "Ana paid 5 € in Rome"}]
 _TURNS = [{"role": "system", "content": "Be brief."}, {"role": "assistant", "content": "hi"}, *_PROMPT]

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(name="label", help="Export batches to label, and import the labels.", no_args_is_help=True)
 
-_FORMATS = ("csv", "label-studio", "argilla", "doccano", "doccano-csv")
-_SHOWN_PARTS = 6
+_FORMATS = ("csv", "jsonl", "label-studio")
 _UNLIKELY = 0.01  # p-value of a difference between batch and pool that is worth a line
 
 FormatOption = Annotated[str | None, typer.Option("--format", help=f"One of {', '.join(_FORMATS)}.")]
@@ -41,7 +40,7 @@ def export(
     batch: Annotated[str | None, typer.Option(help="A batch of the queue; by default the one to be labelled.")] = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
-    """Write the pending batch to a CSV file, to be filled in elsewhere, or any batch in the format of another tool."""
+    """Write the pending batch to a CSV file, to be filled in elsewhere, or any batch in a format of your choice."""
     from posttrain.label.formats.exporter import DATASETS, export_queue
 
     _check_format(format, (*_FORMATS, DATASETS))
@@ -63,7 +62,7 @@ def export(
 
 @app.command(name="import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="The filled CSV file, or a file of another tool.")],
+    file: Annotated[Path, typer.Argument(help="The filled CSV file, or a file of labels in one of the formats.")],
     format: FormatOption = None,
     batch: Annotated[
         str | None,
@@ -80,7 +79,7 @@ def import_(
     ] = False,
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
-    """Import a filled batch, so that the next `posttrain run` resumes with it, or a file of another tool."""
+    """Import a filled batch, so that the next `posttrain run` resumes with it, or any file of labels."""
     from posttrain.label.formats.importer import ImportOptions, import_queue
     from posttrain.label.webhook import webhook_calls
 
@@ -140,17 +139,14 @@ def _print_import(result: "ImportResult") -> None:
     counts += [f"{result.repeated} answers were there already"] * bool(result.repeated)
     where = "the new batch" if result.created else "the batch"
     print_line(f"read {', '.join(counts)} into {where} {result.batch} ({result.format}, {result.kind})")
-    if result.foreign:
-        parts = [f"{name} ({count})" for name, count in result.foreign.most_common()]
-        more = f" and {len(parts) - _SHOWN_PARTS} more" if len(parts) > _SHOWN_PARTS else ""
-        # The items of a batch that was there stay as they are.
-        what = "kept for an export" if result.created else "left out"
-        print_line(f"without a meaning here, {what}: {', '.join(parts[:_SHOWN_PARTS])}{more}")
+    if result.left_out:
+        parts = ", ".join(f"{name} ({count})" for name, count in result.left_out.most_common())
+        print_line(f"left out, as they have no meaning here: {parts}")
 
 
 def _check_format(format: str | None, formats: tuple[str, ...]) -> None:
     if format is not None and format not in formats:
-        raise UserError(f"`{format}` is no format", where="--format", fix=suggest(format, formats))
+        raise UserError(f"`{format}` is not a format", where="--format", fix=suggest(format, formats))
 
 
 def _queue(store: Workspace, config: "Config") -> "Queue":

@@ -13,12 +13,11 @@ import pyarrow.compute
 from posttrain.data.records.record import input_texts
 from posttrain.data.steps.apply import TableCorpus
 from posttrain.data.steps.label_errors import LabelErrors
-from posttrain.label.formats.codec import EXTENSION
-from posttrain.label.formats.doccano import escape_row
+from posttrain.label.formats.files import escape_cell
 from posttrain.models.embedder_source import MINILM_PACKAGE
 from posttrain.store.files import check_new_file, write_atomically
 
-_COLUMNS = ["id", "prompt", "given", "confidence", "suggestion", "label", EXTENSION]
+_COLUMNS = ["id", "prompt", "given", "confidence", "suggestion", "label"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def find_suspects(records: pa.Table) -> list[Suspect]:
         records: RECORD table.
 
     Raises:
-        UserError: the answers are no labels, since none has several inputs.
+        UserError: the answers are not labels, since none has several inputs.
     """
     step = LabelErrors(features="embedding" if importlib.util.find_spec(MINILM_PACKAGE) else "ngrams")
     table = records.combine_chunks()
@@ -77,7 +76,7 @@ def export_suspects(suspects: list[Suspect], path: Path) -> None:
     """Writes suspects to a new CSV that `posttrain label import` reads: its column ``label`` waits to be filled in.
 
     Raises:
-        UserError: the file exists, or is no .csv.
+        UserError: the file exists, or its suffix is not .csv.
     """
     check_new_file(path, [".csv"])
     text = io.StringIO()
@@ -88,5 +87,5 @@ def export_suspects(suspects: list[Suspect], path: Path) -> None:
             **{"id": suspect.id, "prompt": suspect.input, "given": suspect.given, "suggestion": suspect.suggested},
             "confidence": f"{suspect.confidence:.3f}",
         }
-        writer.writerow(escape_row(row, _COLUMNS))
+        writer.writerow([escape_cell(row.get(name, "")) for name in _COLUMNS])
     write_atomically(path, text.getvalue().encode())

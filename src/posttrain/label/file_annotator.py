@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from posttrain.label.formats.files import csv_rows, escape_cell
+from posttrain.label.formats.items import shown_text
 from posttrain.store.errors import UserError, suggest
-from posttrain.store.text_files import read_delimited, read_text
-
-_DELIMITERS = ",;\t"
+from posttrain.store.text_files import read_text
 
 # Cells of the column `skip`, as checkboxes of spreadsheets write them.
 _NOT_SKIPPED, _NO_REASON = ("", "0", "false", "no"), ("1", "true", "yes", "x")
@@ -46,10 +46,10 @@ def export_labels(
     writer.writerow(["id", "prompt", *shown, "skip", "label"])
     columns = (batch[column].to_pylist() for column in ("id", "prompt", "text"))
     for row, (identity, prompt, plain) in enumerate(zip(*columns, strict=True)):
-        message = input_text(prompt, plain)
+        message = shown_text({"prompt": prompt, "text": plain})
         shown = [] if suggestions is None else [suggestions[row] or ""]
         shown += [] if candidates is None else candidates[row]
-        writer.writerow([identity, *map(_escape_formula, (message, *shown)), "", (answers or {}).get(identity, "")])
+        writer.writerow([identity, *map(escape_cell, (message, *shown)), "", (answers or {}).get(identity, "")])
     return text.getvalue()
 
 
@@ -139,44 +139,7 @@ def fill_labels(text: str, source: str, labels: Mapping[str, str]) -> str:
     return output.getvalue()
 
 
-def input_text(prompt: Sequence[Mapping[str, str]] | None, text: str | None) -> str:
-    """Returns an input as people read it: a plain text or a single user turn alone, else one paragraph a turn."""
-    if prompt is None:
-        return text or ""
-    if len(prompt) == 1 and prompt[0]["role"] == "user":
-        return prompt[0]["content"]
-    return "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in prompt)
-
-
-def _escape_formula(text: str) -> str:
-    # A spreadsheet would run such a text as a formula. The column is never read back, so the apostrophe does no harm.
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
-
-
 def _rows(text: str, source: str) -> list[tuple[int, dict[str, str]]]:
-    # Spreadsheets save with a semicolon or a tab in many locales; the header has no text that could hold one by chance.
-    header_line = text.split("\n", 1)[0]
-    delimiter = max(_DELIMITERS, key=header_line.count)
-    rows: list[tuple[int, dict[str, str]]] = []
-    header: list[str] | None = None
-    for line, cells in read_delimited(io.StringIO(text, newline=""), delimiter, blank=False):
-        if isinstance(cells, str):
-            raise UserError(cells, where=f"{source}:{line}")
-        if header is None:
-            header = [cell.strip() for cell in cells]
-            _check_header(header, source)
-        else:
-            rows.append((line, dict(zip(header, cells, strict=True))))
-    if header is None:
-        raise UserError("the file is empty", where=source, fix="remove it and run again to get it afresh")
-    return rows
-
-
-def _check_header(header: Sequence[str], source: str) -> None:
-    for column in ("id", "label", "skip"):
-        # Files of earlier versions have no `skip`.
-        if header.count(column) > 1 or (column not in header and column != "skip"):
-            number = "no" if column not in header else "more than one"
-            raise UserError(
-                f"there is {number} column `{column}`; the columns are {', '.join(header)}", where=f"{source}:1"
-            )
+    # `skip` may be missing from a file made by hand.
+    fix = "remove it and run again to get it afresh"
+    return list(csv_rows(io.StringIO(text, newline=""), source, ("id", "label"), fix))

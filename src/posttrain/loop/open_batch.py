@@ -8,7 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from posttrain.label.annotator import AnnotationRequest
-from posttrain.label.file_annotator import Skip, export_labels, fill_labels, import_labels, input_text
+from posttrain.label.file_annotator import Skip, export_labels, fill_labels, import_labels
+from posttrain.label.formats.items import shown_text
 from posttrain.label.model_annotators import ModelAnnotator
 from posttrain.label.people import PeopleAnnotator, labels_in_file
 from posttrain.loop.config import Config
@@ -70,7 +71,7 @@ def read_batch(workspace: Workspace, config: Config) -> list[dict[str, Any]]:
         rows.append(
             {
                 "id": record["id"],
-                "input": input_text(record["prompt"], record["text"]),
+                "input": shown_text(record),
                 "prompt": record["prompt"],
                 "suggestion": None if request.suggestions is None else request.suggestions[row],
                 "reason": None if request.reasons is None else request.reasons[row],

@@ -12,7 +12,8 @@ import pytest
 import yaml
 from format_batches import KINDS, fill
 
-from posttrain.label.formats.exporter import DATASETS, SHAPES, export_queue
+from posttrain.label.formats.datasets import SHAPES
+from posttrain.label.formats.exporter import DATASETS, export_queue
 from posttrain.label.queue import Queue
 from posttrain.label.queue_rows import NewItem
 from posttrain.store.errors import UserError

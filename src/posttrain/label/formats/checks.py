@@ -1,4 +1,4 @@
-"""Checks the items of a file before they are stored: answers, names, and what an extension says."""
+"""Checks the items of a file before they are stored, as anybody may have edited it."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -6,12 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from posttrain.label.answer_kinds import KINDS, Question
-from posttrain.label.formats.codec import (
-    EXTENSION,
-    PortableAnswer,
-    PortableItem,
-    Shape,
-)
+from posttrain.label.formats.items import PortableAnswer, PortableItem, Shape
 from posttrain.store.errors import UserError, shorten
 from posttrain.store.hashing import digest
 from posttrain.store.rows import ANSWER_STATUSES, ITEM_STATUSES
@@ -25,7 +20,7 @@ def checked_item(item: PortableItem, shape: Shape, where: str) -> PortableItem:
     Raises:
         UserError: an answer or a name does not fit.
     """
-    _check_extension(item, where)
+    _check_types(item, where)
     kind, question = KINDS[shape.kind], Question(item.content, shape.labels)
     candidates = len(item.content.get("candidates") or ())
     if (shape.kind == "preference" and candidates != 2) or (shape.kind == "ranking" and candidates < 2):
@@ -48,16 +43,15 @@ def checked_item(item: PortableItem, shape: Shape, where: str) -> PortableItem:
     record = item.record or digest([item.content.get(name) for name in ("prompt", "text", "candidates")])[:24]
     for name, value in (("record", record), *(("annotator", answer.annotator) for answer in answers)):
         if not isinstance(value, str) or not 0 < len(value) <= _LONGEST[name]:
-            raise UserError(f"the {name} `{shorten(str(value))}` has no 1 to {_LONGEST[name]} characters", where=where)
+            what = f"the {name} `{shorten(str(value))}` must have 1 to {_LONGEST[name]} characters"
+            raise UserError(what, where=where)
+    names = [answer.annotator for answer in answers]
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f"`{shorten(repeated)}` answers the item twice", where=where)
     return replace(item, record=record, answers=answers, expected=expected)
 
 
-def _check_extension(item: PortableItem, where: str) -> None:
-    """Checks the types of all that an extension can say of an item, as anybody may have edited it.
-
-    Raises:
-        UserError: a value is none that an item can have.
-    """
+def _check_types(item: PortableItem, where: str) -> None:
     content, details = item.content, item.details
     checks = {
         "content": _is_content(content),
@@ -71,7 +65,7 @@ def _check_extension(item: PortableItem, where: str) -> None:
         "answers": all(_is_answer(answer) for answer in item.answers),
     }
     if wrong := next((name for name, fits in checks.items() if not fits), None):
-        raise UserError(f"the part `{EXTENSION}` is damaged: `{wrong}`", where=where, fix="remove it")
+        raise UserError(f"`{wrong}` is not of the right form", where=where, fix="correct or remove it")
 
 
 def _is_content(content: Any) -> bool:

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -18,6 +19,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 _SUSPICIOUS = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
 _DECODER = json.JSONDecoder(object_pairs_hook=unique_pairs, parse_constant=reject_constant)
 _DELIMITERS = ",;\t"
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 class FileRecord(NamedTuple):
@@ -34,7 +36,7 @@ def read_json_records(path: Path, name: str) -> Iterator[FileRecord]:
         name: The file's name in errors.
 
     Raises:
-        UserError: the file cannot be read, or a record is no JSON object that can be stored.
+        UserError: the file cannot be read, or a record is not a JSON object that can be stored.
     """
     with _open(path, name) as file:
         start = _SPACE.sub("", _read(file, 4096, name), count=1)
@@ -46,40 +48,61 @@ def read_json_records(path: Path, name: str) -> Iterator[FileRecord]:
 
 
 def read_csv_records(path: Path, name: str) -> Iterator[FileRecord]:
-    """Yields the rows of a CSV file by column; the delimiter is a comma, a semicolon or a tab.
+    """Yields the rows of a CSV file by column.
 
     Raises:
         UserError: the file cannot be read, or a row does not fit its header.
     """
     with _open(path, name) as file:
-        # Spreadsheets save with a semicolon or a tab in many locales.
-        delimiter = max(_DELIMITERS, key=_read_line(file, name).count)
-    with _open(path, name) as file:
-        header: list[str] | None = None
-        for line, cells in read_delimited(_checked_lines(file, name), delimiter, blank=False):
-            where = f"{name}:{line}"
-            if isinstance(cells, str):
-                raise UserError(cells, where=where)
-            if header is None:
-                header = [cell.strip() for cell in cells]
-                if repeated := next((cell for cell in header if header.count(cell) > 1), None):
-                    raise UserError(f"the column `{repeated}` occurs twice", where=where)
-                continue
-            row = dict(zip(header, cells, strict=True))
-            _check_value(row, where, 1)
-            yield FileRecord(where, row)
-    if header is None:
-        raise UserError("the file is empty", where=name)
+        for line, row in csv_rows(_checked_lines(file, name), name):
+            _check_value(row, f"{name}:{line}", 1)
+            yield FileRecord(f"{name}:{line}", row)
 
 
-def read_csv_header(path: Path, name: str) -> list[str]:
-    """Returns the columns of a CSV file, also of one without rows."""
-    with _open(path, name) as file:
-        first = _read_line(file, name)
-        delimiter = max(_DELIMITERS, key=first.count)
-        rows = read_delimited([first], delimiter, blank=False)
-        cells = next(rows, (1, []))[1]
-    return [] if isinstance(cells, str) else [cell.strip() for cell in cells]
+def csv_rows(
+    lines: Iterable[str], name: str, needed: Sequence[str] = (), fix: str | None = None
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yields the rows of CSV text by column, with the line of each; the delimiter is a comma, a semicolon or a tab.
+
+    Args:
+        lines: Lines with their ends.
+        name: The file's name in errors.
+        needed: Columns that must be there.
+        fix: What to do about a file without a line.
+
+    Raises:
+        UserError: there is no line, a needed column is missing, or a row does not fit the header.
+    """
+    lines = iter(lines)
+    if not (first := next(lines, "")):
+        raise UserError("the file is empty", where=name, fix=fix)
+    # Spreadsheets save with a semicolon or a tab in many locales; the header has no text that could hold one by chance.
+    delimiter = max(_DELIMITERS, key=first.count)
+    header: list[str] | None = None
+    for line, cells in read_delimited(chain([first], lines), delimiter, blank=False):
+        where = f"{name}:{line}"
+        if isinstance(cells, str):
+            raise UserError(cells, where=where)
+        if header is None:
+            header = [cell.strip() for cell in cells]
+            for column in (*needed, *header):
+                if header.count(column) != 1:
+                    number = "more than one" if column in header else "no"
+                    listed = ", ".join(header)
+                    raise UserError(f"there is {number} column `{column}`; the columns are {listed}", where=where)
+        else:
+            yield line, dict(zip(header, cells, strict=True))
+
+
+def escape_cell(cell: str) -> str:
+    """Returns a cell that no spreadsheet takes for a formula; an import takes the apostrophe away again."""
+    # Behind apostrophes of its own too, so that the two stay apart.
+    return f"'{cell}" if cell.lstrip("'").startswith(_FORMULA) else cell
+
+
+def plain_cell(cell: str) -> str:
+    """Returns the text of a cell that `escape_cell` has escaped."""
+    return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(_FORMULA) else cell
 
 
 def to_json(value: Any) -> str:
@@ -111,18 +134,14 @@ def _read(file: IO[str], count: int, where: str) -> str:
         raise UserError("holds bytes that are not UTF-8", where=where, fix="save as UTF-8") from None
 
 
-def _read_line(file: IO[str], where: str) -> str:
-    try:
-        return file.readline()
-    except UnicodeDecodeError:
-        raise UserError("holds bytes that are not UTF-8", where=where, fix="save as UTF-8") from None
-
-
 def _checked_lines(file: IO[str], name: str) -> Iterator[str]:
-    line = 1
-    while text := _read_line(file, f"{name}:{line}"):
-        yield text
-        line += 1
+    line = 0
+    try:
+        for text in file:
+            line += 1
+            yield text
+    except UnicodeDecodeError:
+        raise UserError("holds bytes that are not UTF-8", where=f"{name}:{line + 1}", fix="save as UTF-8") from None
 
 
 def _read_lines(file: IO[str], name: str) -> Iterator[FileRecord]:
@@ -155,7 +174,7 @@ def _read_array(file: IO[str], name: str) -> Iterator[FileRecord]:
         while True:
             try:
                 value, end = _DECODER.raw_decode(window, position)
-                # A number at the window's end may go on behind it.
+                # A number at the window's end may continue behind it.
                 if end < len(window) or not (more := _read(file, len(window) + _CHUNK, where)):
                     break
             except (ValueError, RecursionError) as error:
@@ -173,7 +192,7 @@ def _read_array(file: IO[str], name: str) -> Iterator[FileRecord]:
 
 
 def _skip(file: IO[str], window: str, position: int, where: str) -> tuple[str, int]:
-    """Returns the window and the position of its next character that is no space."""
+    """Returns the window and the position of its next character that is not a space."""
     while True:
         match = _SPACE.match(window, position)
         position = match.end() if match else position
@@ -198,12 +217,12 @@ def _check_value(value: Any, where: str, level: int) -> None:
     """Refuses what no database or tokenizer takes: NUL, half a surrogate pair, a nesting that no recursion follows."""
     if isinstance(value, str):
         if "\0" in value:
-            raise UserError("holds a NUL character, which is no text", where=where, fix="take it out")
+            raise UserError("holds a NUL character, which is not text", where=where, fix="take it out")
         try:
             value.encode()
         except UnicodeEncodeError:
             raise UserError(
-                "holds half a surrogate pair, which is no character", where=where, fix="take it out"
+                "holds half a surrogate pair, which is not a character", where=where, fix="take it out"
             ) from None
     elif isinstance(value, dict | list):
         if level > MAX_DEPTH:

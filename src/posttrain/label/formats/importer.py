@@ -1,28 +1,20 @@
-"""Imports a file of another tool as a batch of the queue, or its answers into one."""
+"""Imports a file as a batch of the queue, or its answers into a batch that is there."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import RowMapping, select
 
 from posttrain.label.answer_kinds import KINDS
 from posttrain.label.formats.checks import checked_item
-from posttrain.label.formats.codec import (
-    ANSWER_COLUMNS,
-    Codec,
-    PortableAnswer,
-    PortableItem,
-    Shape,
-    Survey,
-    import_record,
-)
-from posttrain.label.formats.doccano import DoccanoCsv
-from posttrain.label.formats.exporter import CODECS
-from posttrain.label.formats.files import FileRecord, read_csv_header, read_csv_records, read_json_records
+from posttrain.label.formats.exporter import FORMATS
+from posttrain.label.formats.files import read_json_records
+from posttrain.label.formats.items import ANSWER_COLUMNS, Format, PortableAnswer, PortableItem, Shape, Survey
 from posttrain.label.queue import Queue
 from posttrain.label.queue_batches import COUNTS, given_answer
 from posttrain.label.queue_review import settle
@@ -42,7 +34,7 @@ class ImportResult:
     Attributes:
         created: True if the batch is new.
         repeated: Answers that were in the batch already.
-        foreign: Parts without a meaning here, by name; they are kept for an export in the same format.
+        left_out: Number of parts without a meaning here, by name.
     """
 
     batch: str
@@ -53,7 +45,7 @@ class ImportResult:
     answers: int = 0
     gold: int = 0
     repeated: int = 0
-    foreign: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
@@ -66,7 +58,7 @@ class ImportOptions:
         kind: Kind of its answers; None: seen from its content.
         question: Which of several questions is the one; None: that with the most answers.
         annotator: Who answered, in a file that does not say so; None: the file's name.
-        field: Name of the text to label; None: one of `posttrain.label.formats.codec.TEXT_KEYS`.
+        field: Name of the text to label; None: one of `posttrain.label.formats.items.TEXT_KEYS`.
         gold: True if its answers are those that annotators are measured by.
         labels: The config's label set.
     """
@@ -88,86 +80,65 @@ def import_queue(queue: Queue, path: Path, options: ImportOptions) -> ImportResu
         UserError: the file cannot be read as this format, or an answer does not fit, with the record's place.
     """
     name = str(path)
-    codec = CODECS[options.format or detect_format(path, name)]
+    format = FORMATS[options.format or detect_format(path, name)]
     survey, total = Survey(), 0
-    for record in _records(codec, path, name):
-        codec.survey(record.value, survey)
-        extension = codec.extension(record.value)
-        if survey.batch is None and isinstance(extension, Mapping) and isinstance(extension.get("batch"), Mapping):
-            survey.batch = extension["batch"]
+    for record in format.records(path, name):
+        format.survey(record.value, survey)
         total += 1
     if not total:
         raise UserError("the file has no records", where=name)
     existing = queue.batch(options.batch) if options.batch is not None else None
     kind = options.kind or (existing.kind if existing else None)
-    shape = survey.shape(kind, options.question, options.labels, options.annotator or path.stem)
+    shape = survey.shape(kind, options.question, options.labels, options.annotator or path.stem, options.field)
     if existing:
         shape = replace(shape, labels=None if existing.labels is None else tuple(existing.labels))
-    shape = replace(shape, field=options.field)
     batch = options.batch or path.stem
-    result = ImportResult(batch, codec.name, shape.kind, created=existing is None)
+    result = ImportResult(batch, format.name, shape.kind, created=existing is None)
     with progress_bar(f"import {path.name}", total) as advance, queue.metadata.transaction():
-        items = _read_file(codec, path, shape, options, result, advance)
+        items = _read_file(format, path, shape, options, result, advance)
         if existing is None:
             _add_batch(queue, batch, shape, items, result)
-            if shape.question is not None:
-                _note_question(queue, batch, codec.name, shape.question)
         else:
             _add_answers(queue, existing, items, result)
     # Without those that were looked for and not there.
-    result.foreign = +result.foreign
+    result.left_out = +result.left_out
     return result
 
 
 def detect_format(path: Path, name: str) -> str:
-    """Returns the name of a file's format, by its first record.
+    """Returns the name of a file's format, by its suffix and its first record.
 
     Raises:
-        UserError: it is none of them.
+        UserError: the file cannot be read, or has no records.
     """
     if path.suffix.lower() in (".csv", ".tsv"):
-        header = set(read_csv_header(path, name))
-        return (
-            "csv" if header & {"prompt", "suggestion", "annotator", "gold"} or "text" not in header else "doccano-csv"
-        )
+        return "csv"
     first = next(read_json_records(path, name), None)
     if first is None:
         raise UserError("the file has no records", where=name)
-    if isinstance(first.value.get("data"), Mapping):
-        return "label-studio"
-    if isinstance(first.value.get("fields"), Mapping):
-        return "argilla"
-    if any(isinstance(value, str) for value in first.value.values()):
-        return "doccano"
-    raise UserError("is a file of no known tool", where=name, fix=f"--format: {', '.join(CODECS)}")
-
-
-def _records(codec: Codec, path: Path, name: str) -> Iterator[FileRecord]:
-    return read_csv_records(path, name) if isinstance(codec, DoccanoCsv) else read_json_records(path, name)
+    return "label-studio" if isinstance(first.value.get("data"), Mapping) else "jsonl"
 
 
 def _read_file(
-    codec: Codec, path: Path, shape: Shape, options: ImportOptions, result: ImportResult, advance: Advance
+    format: Format, path: Path, shape: Shape, options: ImportOptions, result: ImportResult, advance: Advance
 ) -> Iterator[tuple[str, PortableItem]]:
     """Yields the items of a file, checked, each with its place in errors."""
-    for record in _records(codec, path, str(path)):
-        item = _read_item(codec, record, shape, options, result)
-        yield record.where, checked_item(item, shape, record.where)
+    for record in format.records(path, str(path)):
+        item = format.read(record.value, shape, record.where, result.left_out)
+        item = checked_item(_as_gold(item, shape, record.where) if options.gold else item, shape, record.where)
+        yield record.where, item
         advance(1)
 
 
-def _read_item(
-    codec: Codec, record: FileRecord, shape: Shape, options: ImportOptions, result: ImportResult
-) -> PortableItem:
-    item = import_record(codec, record.value, shape, record.where, result.foreign)
-    if options.gold and item.expected is None:
-        answers = {KINDS[shape.kind].key(each.answer): each for each in item.answers if each.status == "answered"}
-        if len(answers) != 1:
-            what = "has no answer" if not answers else "has several answers"
-            raise UserError(f"{what}, and a gold item needs one", where=record.where)
-        expected = next(iter(answers.values())).answer
-        item = replace(item, expected=expected, answers=(), details={})
-    return item
+def _as_gold(item: PortableItem, shape: Shape, where: str) -> PortableItem:
+    """Returns an item whose only answer is the right one."""
+    if item.expected is not None:
+        return item
+    answers = {KINDS[shape.kind].key(each.answer): each for each in item.answers if each.status == "answered"}
+    if len(answers) != 1:
+        what = "has no answer" if not answers else "has several answers"
+        raise UserError(f"{what}, and a gold item needs one", where=where)
+    return replace(item, expected=next(iter(answers.values())).answer, answers=(), details={})
 
 
 def _add_batch(
@@ -186,7 +157,7 @@ def _add_batch(
         keys = queue.metadata.insert_rows(label_items, rows)
         given = [
             _answer_row(key["id"], answer)
-            for key, (where, item) in zip(keys, chunk, strict=True)
+            for key, (_, item) in zip(keys, chunk, strict=True)
             for answer in item.answers
         ]
         queue.metadata.insert_rows(label_answers, given)
@@ -197,69 +168,69 @@ def _add_batch(
     queue.metadata.update_rows(label_batches, label_batches.c.name == name, {"settings": settings})
 
 
-def _note_question(queue: Queue, batch: str, format: str, name: str) -> None:
-    """Keeps the tool's name for what is answered, for an export to the same tool."""
-    row = queue.batch(batch)
-    settings = {**(row.settings if row else {}), "question": {"format": format, "name": name}}
-    queue.metadata.update_rows(label_batches, label_batches.c.name == batch, {"settings": settings})
-
-
 def _add_answers(queue: Queue, batch: Batch, items: Iterable[tuple[str, PortableItem]], result: ImportResult) -> None:
-    """Adds the answers of a file to the items of a batch, and decides the items anew."""
+    """Adds the answers of a file to the items of a batch, and decides the items again."""
     if batch.status != "open":
         raise UserError(f"the batch `{batch.name}` is closed, and its answers are in use", fix="name another batch")
-    kind = KINDS[batch.kind]
     for chunk in _chunks(items):
-        records = [str(item.record) for _, item in chunk]
-        query = select(label_items).where(label_items.c.batch == batch.name, label_items.c.record.in_(records))
-        with queue.metadata.transaction() as connection:
-            # Locked: on PostgreSQL annotators answer meanwhile.
-            rows = {row["record"]: row for row in connection.execute(query.with_for_update()).mappings()}
-            of_item: dict[int, list[GivenAnswer]] = {row["id"]: [] for row in rows.values()}
-            answers = (
-                select(label_answers).where(label_answers.c.item.in_(of_item), COUNTS).order_by(label_answers.c.id)
-            )
-            for row in connection.execute(answers).mappings():
-                of_item[row["item"]].append(given_answer(row))
+        stored, given = _stored_items(queue, batch, [str(item.record) for _, item in chunk])
         for where, item in chunk:
             result.items += 1
-            if (stored := rows.get(str(item.record))) is None:
+            if (row := stored.get(str(item.record))) is None:
                 what = f"no record of the batch `{batch.name}` has the id `{shorten(str(item.record))}`"
                 raise UserError(what, where=where)
-            given = of_item[stored["id"]]
-            new = []
-            for answer in item.answers:
-                before = next((each for each in given if each.annotator == answer.annotator), None)
-                if before is None:
-                    new.append(_answer_row(stored["id"], answer))
-                elif (before.status, before.answer) == (answer.status, answer.answer):
-                    result.repeated += 1
-                else:
-                    raise UserError(f"`{answer.annotator}` has answered this item otherwise already", where=where)
-            keys = queue.metadata.insert_rows(label_answers, new)
+            before = given[row["id"]]
+            new = [_answer_row(row["id"], answer) for answer in _new_answers(item, before, where)]
             result.answers += len(new)
-            if not new:
-                continue
-            internal = ("item", "position")
-            given += [
-                GivenAnswer(id=key["id"], **{name: value for name, value in row.items() if name not in internal})
-                for key, row in zip(keys, new, strict=True)
-            ]
-            values: dict[str, Any] = {"answered": sum(each.status == "answered" for each in given)}
-            if stored["expected"] is None and stored["status"] in ("open", "review"):
-                base = batch.settings["overlap"] + stored["checked"]
-                outcome = settle(given, kind, base=base, skips=batch.settings["skips"])
-                values |= {"status": outcome.status, "wanted": outcome.wanted, "resolution": outcome.resolution}
-            queue.metadata.update_rows(label_items, label_items.c.id == stored["id"], values)
+            result.repeated += len(item.answers) - len(new)
+            if new:
+                keys = queue.metadata.insert_rows(label_answers, new)
+                before += [_given_answer(key["id"], answer) for key, answer in zip(keys, new, strict=True)]
+                _decide(queue, batch, row, before)
+
+
+def _stored_items(
+    queue: Queue, batch: Batch, records: Sequence[str]
+) -> tuple[dict[str, RowMapping], dict[int, list[GivenAnswer]]]:
+    """Returns the rows of a batch's items by record, and the answers that count by item."""
+    query = select(label_items).where(label_items.c.batch == batch.name, label_items.c.record.in_(records))
+    with queue.metadata.transaction() as connection:
+        # Locked: on PostgreSQL annotators answer meanwhile.
+        rows = {row["record"]: row for row in connection.execute(query.with_for_update()).mappings()}
+        given: dict[int, list[GivenAnswer]] = {row["id"]: [] for row in rows.values()}
+        answers = select(label_answers).where(label_answers.c.item.in_(given), COUNTS).order_by(label_answers.c.id)
+        for row in connection.execute(answers).mappings():
+            given[row["item"]].append(given_answer(row))
+    return rows, given
+
+
+def _new_answers(item: PortableItem, given: Sequence[GivenAnswer], where: str) -> list[PortableAnswer]:
+    """Returns the answers of a file's item that are not there yet.
+
+    Raises:
+        UserError: an annotator has given another answer to it.
+    """
+    before = {answer.annotator: (answer.status, answer.answer) for answer in given}
+    for answer in item.answers:
+        if before.get(answer.annotator, (answer.status, answer.answer)) != (answer.status, answer.answer):
+            raise UserError(f"`{answer.annotator}` has answered this item otherwise already", where=where)
+    return [answer for answer in item.answers if answer.annotator not in before]
+
+
+def _decide(queue: Queue, batch: Batch, row: RowMapping, given: Sequence[GivenAnswer]) -> None:
+    values: dict[str, Any] = {"answered": sum(answer.status == "answered" for answer in given)}
+    if row["expected"] is None and row["status"] in ("open", "review"):
+        base = batch.settings["overlap"] + row["checked"]
+        outcome = settle(given, KINDS[batch.kind], base=base, skips=batch.settings["skips"])
+        values |= {"status": outcome.status, "wanted": outcome.wanted, "resolution": outcome.resolution}
+    queue.metadata.update_rows(label_items, label_items.c.id == row["id"], values)
 
 
 def _item_row(batch: Batch, item: PortableItem, number: int) -> dict[str, Any]:
     details, settings = dict(item.details), batch.settings
-    given = [_given(answer) for answer in item.answers]
-    answered = sum(answer.status == "answered" for answer in item.answers)
     draw = (
         settings["overlap"] == 1
-        and not given
+        and not item.answers
         and hash_fraction(settings["seed"], "check", item.record) < settings["check"]
     )
     checked = bool(details.get("checked", draw and item.expected is None))
@@ -272,12 +243,13 @@ def _item_row(batch: Batch, item: PortableItem, number: int) -> dict[str, Any]:
         "reason": details.get("reason"),
         "expected": item.expected,
         "checked": checked,
-        "answered": answered,
+        "answered": sum(answer.status == "answered" for answer in item.answers),
     }
     if item.expected is not None:
         return row | {"wanted": 0, "status": "open", "resolution": None}
     if "status" in details:
         return row | {name: details.get(name) for name in ("status", "wanted", "resolution")}
+    given = [_given_answer(0, _answer_row(0, answer)) for answer in item.answers]
     outcome = settle(given, KINDS[batch.kind], base=settings["overlap"] + checked, skips=settings["skips"])
     return row | {"wanted": outcome.wanted, "status": outcome.status, "resolution": outcome.resolution}
 
@@ -290,28 +262,10 @@ def _answer_row(item: int, answer: PortableAnswer) -> dict[str, Any]:
     return {**stored, **row, "guideline": answer.details.get("guideline", 0), "created_at": time}
 
 
-def _given(answer: PortableAnswer) -> GivenAnswer:
-    """Returns an answer as `settle` reads it."""
-    return GivenAnswer(
-        id=0,
-        annotator=answer.annotator,
-        status=answer.status,
-        answer=answer.answer,
-        note=None,
-        seconds=None,
-        suggestion=None,
-        confidence=None,
-        guideline=0,
-        created_at=utc_now(),
-    )
+def _given_answer(id: int, row: Mapping[str, Any]) -> GivenAnswer:
+    return GivenAnswer(id=id, **{name: value for name, value in row.items() if name not in ("item", "position")})
 
 
 def _chunks(items: Iterable[tuple[str, PortableItem]]) -> Iterator[list[tuple[str, PortableItem]]]:
-    chunk: list[tuple[str, PortableItem]] = []
-    for item in items:
-        chunk.append(item)
-        if len(chunk) == _CHUNK:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
+    iterator = iter(items)
+    return iter(lambda: list(islice(iterator, _CHUNK)), [])
