@@ -10,8 +10,8 @@ evaluation records' are right. *pol* is made by scikit-learn in the shape of Ope
 training rows of 26 features and 2 classes; *banking* has Banking77's messages as MiniLM's embeddings.
 
 All programs value the same rows with the same model and the same number of draws, on one core: ``draws`` permutations,
-which only OpenDataVal truncates, by a fixed rule; ``models`` sets or bags. A second row of ours has ten times as many
-permutations or sets.
+which only OpenDataVal truncates, by a fixed rule; ``models`` bags. A second row of ours has ten times as many
+permutations.
 
 ``F1`` scores OpenDataVal's rule: k-means splits the values into two clusters, and the lower one is flagged as wrong.
 ``lowest`` is the share of wrong labels among the lowest fifth of the values. ``rank`` is Spearman's correlation with a
@@ -35,36 +35,20 @@ from label_errors import embed_texts, read_banking77
 from scipy.stats import spearmanr
 from sklearn.cluster import KMeans
 from sklearn.datasets import make_classification
+from sklearn.tree import DecisionTreeClassifier
 from threadpoolctl import threadpool_limits
 
-from posttrain.attribution import (
-    KNNUtility,
-    RidgeUtility,
-    Values,
-    banzhaf,
-    beta_shapley,
-    data_oob,
-    knn_shapley,
-    leave_one_out,
-    tmc_shapley,
-)
+from posttrain.attribution.data_oob import data_oob
+from posttrain.attribution.knn_shapley import knn_shapley
+from posttrain.attribution.ridge import RidgeUtility
+from posttrain.attribution.tmc_shapley import tmc_shapley
 
 SHARE = 0.2
 RECORDS = 500
 Data = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 Valuation = tuple[str, str]
 
-VALUATIONS: list[Valuation] = [
-    ("knn_shapley", "neighbours"),
-    ("tmc_shapley", "neighbours"),
-    ("tmc_shapley", "ridge"),
-    ("beta_shapley", "ridge"),
-    ("banzhaf", "ridge"),
-    ("leave_one_out", "ridge"),
-    ("data_oob", "trees"),
-]
-OPENDATAVAL_VALUATIONS = [valuation for valuation in VALUATIONS if valuation != ("tmc_shapley", "neighbours")]
-SAMPLED_METHODS = ("tmc_shapley", "beta_shapley", "banzhaf")
+VALUATIONS: list[Valuation] = [("knn_shapley", "neighbours"), ("tmc_shapley", "ridge"), ("data_oob", "trees")]
 PEER_SEED_OFFSET = 1000  # numpy's generator of seed 0 equals that of [0, 0], so that one permutation would be shared
 
 
@@ -102,27 +86,20 @@ def plant_errors(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]
     return noisy_labels, is_wrong
 
 
-def ours(valuation: Valuation, data: Data, draws: int, models: int, seed: int) -> Values:
+def ours(valuation: Valuation, data: Data, draws: int, models: int, seed: int) -> np.ndarray:
     """Return our values; the utility's preparation is part of the time."""
-    method, model = valuation
+    method, _ = valuation
     if method == "knn_shapley":
         return knn_shapley(*data)
     if method == "data_oob":
-        return data_oob(data[0], data[1], bags=models, seed=seed)
-    utility = RidgeUtility(*data) if model == "ridge" else KNNUtility(*data)
-    if method == "leave_one_out":
-        return leave_one_out(utility)
-    if method == "banzhaf":
-        return banzhaf(utility, samples=models, seed=seed)
-    if method == "beta_shapley":
-        return beta_shapley(utility, permutations=draws, seed=seed)
-    return tmc_shapley(utility, permutations=draws, tolerance=0, seed=seed)
+        return data_oob(data[0], data[1], DecisionTreeClassifier(), bags=models, seed=seed)[0]
+    return tmc_shapley(RidgeUtility(*data), permutations=draws, tolerance=0, seed=seed)
 
 
-def time_values(compute: Callable[[], Values]) -> tuple[np.ndarray, float]:
+def time_values(compute: Callable[[], np.ndarray]) -> tuple[np.ndarray, float]:
     """Return the values and the seconds that they took."""
     start = time.perf_counter()
-    values = compute().values
+    values = compute()
     return values, time.perf_counter() - start
 
 
@@ -206,31 +183,30 @@ def run_setting(data: Data, arguments: argparse.Namespace, draws: int, models: i
             method, model = valuation
             if arguments.methods and method not in arguments.methods.split(","):
                 continue
-            count = models if method in ("banzhaf", "data_oob") else draws
+            count = models if method == "data_oob" else draws
             our_values, our_seconds = time_values(
                 lambda valuation=valuation: ours(valuation, noisy_data, draws, models, arguments.seed)
             )
             runs = [("ours", count, our_values, our_seconds)]
             reference = our_values
-            if method in SAMPLED_METHODS:
+            if method == "tmc_shapley":
                 values, seconds = time_values(
                     lambda valuation=valuation: ours(valuation, noisy_data, draws * 10, models * 10, arguments.seed + 1)
                 )
                 runs.append(("ours", count * 10, values, seconds))
-                reference = ours(valuation, noisy_data, draws * 40, models * 40, arguments.seed + 2).values
+                reference = ours(valuation, noisy_data, draws * 40, models * 40, arguments.seed + 2)
             seed = arguments.seed + PEER_SEED_OFFSET
-            task = {"folder": folder, "method": method, "model": model, "draws": count, "seed": seed}
+            task = {"folder": folder, "method": method, "draws": count, "seed": seed}
             for name, peer in peers.items():
-                if name == "pyDVL" or valuation in OPENDATAVAL_VALUATIONS:
-                    values, seconds = peer.values(**task)
-                    runs.append((name, count, values, seconds))
+                values, seconds = peer.values(**task)
+                runs.append((name, count, values, seconds))
             for name, run_draws, values, seconds in runs:
                 scores = [
                     *quality(values, is_wrong),
                     rank_correlation(values, reference),
                     rank_correlation(values, our_values),
                 ]
-                cells = [method, model, name, str(run_draws) if method in (*SAMPLED_METHODS, "data_oob") else ""]
+                cells = [method, model, name, "" if method == "knn_shapley" else str(run_draws)]
                 cells += [f"{score:.3f}" for score in scores]
                 cells += [f"{seconds:.2f}" if seconds < 10 else f"{seconds:.0f}", f"{seconds / our_seconds:.1f}"]
                 print(f"| {' | '.join(cells)} |", flush=True)

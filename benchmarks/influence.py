@@ -6,13 +6,13 @@ The peer has a virtual environment of its own (``pip install torch==2.13.0 dattr
 
 A network of 64, 32 and 10 units learns 1,000 handwritten digits (scikit-learn's), a tenth of them with a wrong label,
 by 300 steps of Adam over all records, with a penalty of 0.001 times half the squared norm of the parameters, which is
-also the damping. It is trained again from other seeds on random halves of the records. A
-method's prediction for a half is the sum of the scores of its records. For each of 200 test digits the predictions are
-compared with the log-odds of the right class under the models trained on the halves, averaged over the seeds; the score
-is Spearman's correlation, the mean over test digits with its standard error (S. Park et al. 2023, arXiv:2303.14186,
-section 2). All methods judge the same models, with one thread; the seconds cover everything that a method computes from
-the checkpoints. Rows with 5 models average over them. The peer's influence functions use the Hessian, except EK-FAC.
-Among dampings from 1e-7 to 0.1 and batches of 8, 64 and 1,000 records, 0.01 and 64 are among the best for its EK-FAC.
+also the damping. It is trained again from other seeds on random halves of the records. A method's prediction for a half
+is the sum of the scores of its records. For each of 200 test digits the predictions are compared with the log-odds of
+the right class under the models trained on the halves, averaged over the seeds; the score is Spearman's correlation,
+the mean over test digits with its standard error (S. Park et al. 2023, arXiv:2303.14186, section 2). All methods judge
+the same models, with one thread; the seconds cover everything that a method computes from the weights. Rows with 5
+models average over them. The peer's conjugate gradient uses the Hessian. Among dampings from 1e-7 to 0.1 and batches of
+8, 64 and 1,000 records, 0.01 and 64 are among the best for its EK-FAC.
 """
 
 import argparse
@@ -35,21 +35,11 @@ from scipy.stats import rankdata
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from posttrain.attribution.influence.curvature import Curvature
-from posttrain.attribution.influence.functional_model import Batch, FunctionalModel
-from posttrain.attribution.influence.ihvp.conjugate_gradient import ConjugateGradient
-from posttrain.attribution.influence.ihvp.ekfac import Ekfac
-from posttrain.attribution.influence.ihvp.solver import Solution, Solver
-from posttrain.attribution.influence.influence_functions import influence_functions
-from posttrain.attribution.influence.losses import CrossEntropy
-from posttrain.attribution.influence.projection import Projection
-from posttrain.attribution.influence.tracin import AdamMoments, TracInCheckpoint, less, tracin
-from posttrain.attribution.influence.trak import trak
-from posttrain.store.errors import UserError
+from posttrain.attribution.causal_lm import CrossEntropy
+from posttrain.attribution.influence import InfluenceModel, influence_functions
 
 N_TRAIN, N_TEST, HIDDEN_UNITS, CLASSES = 1000, 200, 32, 10
 STEPS, LEARNING_RATE, PENALTY = 300, 0.01, 1e-3
-SNAPSHOT_STEPS = (60, 120, 180, 240, 300)
 MODELS = 5
 PROJECTION_DIMENSION = 256
 PARAMETER_NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
@@ -77,24 +67,17 @@ def digits() -> Digits:
     return Digits(x[:N_TRAIN], y[:N_TRAIN], x[N_TRAIN:], y[N_TRAIN:])
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """Parameters and Adam's moments of several models at a step, each [E, ...]."""
-
-    step: int
-    parameters: dict[str, Tensor]
-    first: dict[str, Tensor]
-    second: dict[str, Tensor]
+Parameters = dict[str, Tensor]
 
 
-def logits(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+def logits(parameters: Parameters, x: Tensor) -> Tensor:
     """Compute the logits [E, N, 10] of several models, each on inputs of its own [E, N, 64]."""
     hidden = torch.baddbmm(parameters["0.bias"][:, None], x, parameters["0.weight"].transpose(1, 2)).relu()
     return torch.baddbmm(parameters["2.bias"][:, None], hidden, parameters["2.weight"].transpose(1, 2))
 
 
-def train(data: Digits, rows: Tensor, seeds: list[int]) -> list[Snapshot]:
-    """Train one model on each set of rows, int64 [E, n], from its seed, all at once; return the snapshots."""
+def train(data: Digits, rows: Tensor, seeds: list[int]) -> Parameters:
+    """Train one model on each set of rows, int64 [E, n], from its seed, all at once; return the weights [E, ...]."""
     shapes = [(HIDDEN_UNITS, 64), (HIDDEN_UNITS,), (CLASSES, HIDDEN_UNITS), (CLASSES,)]
     initial_values: dict[str, list[Tensor]] = {name: [] for name in PARAMETER_NAMES}
     for seed in seeds:
@@ -105,28 +88,17 @@ def train(data: Digits, rows: Tensor, seeds: list[int]) -> list[Snapshot]:
     parameters = {name: torch.stack(values).requires_grad_() for name, values in initial_values.items()}
     optimizer = torch.optim.Adam(parameters.values(), lr=LEARNING_RATE)
     x, y = data.x[rows], data.y[rows]
-    snapshots = []
-    for step in range(1, STEPS + 1):
+    for _ in range(STEPS):
         optimizer.zero_grad()
         loss_sum = nn.functional.cross_entropy(logits(parameters, x).flatten(0, 1), y.flatten(), reduction="sum")
         loss = loss_sum / rows.shape[1] + PENALTY / 2 * sum(value.square().sum() for value in parameters.values())
         torch.autograd.backward(loss)
         optimizer.step()
-        if step in SNAPSHOT_STEPS:
-            state = {name: optimizer.state[value] for name, value in parameters.items()}
-            snapshots.append(
-                Snapshot(
-                    step,
-                    {name: value.detach().clone() for name, value in parameters.items()},
-                    {name: moments["exp_avg"].clone() for name, moments in state.items()},
-                    {name: moments["exp_avg_sq"].clone() for name, moments in state.items()},
-                )
-            )
-    return snapshots
+    return {name: value.detach() for name, value in parameters.items()}
 
 
 @torch.no_grad()
-def margins(data: Digits, parameters: dict[str, Tensor]) -> np.ndarray:
+def margins(data: Digits, parameters: Parameters) -> np.ndarray:
     """Compute the log-odds of the right class of each test record: float64 [E, M]."""
     n_models = len(parameters["0.bias"])
     log_p = logits(parameters, data.test_x.expand(n_models, -1, -1)).double().log_softmax(-1)
@@ -141,7 +113,7 @@ def retrain(data: Digits, subsets: int, seeds: int) -> tuple[np.ndarray, np.ndar
     total = np.zeros((subsets, N_TEST))
     for seed in range(seeds):
         model_seeds = [1000 + seed * subsets + row for row in range(subsets)]
-        total += margins(data, train(data, torch.from_numpy(halves), model_seeds)[-1].parameters)
+        total += margins(data, train(data, torch.from_numpy(halves), model_seeds))
     member = np.zeros((subsets, N_TRAIN), bool)
     np.put_along_axis(member, halves, True, axis=1)
     return member, total / seeds
@@ -157,115 +129,54 @@ def datamodelling_score(scores: np.ndarray, member: np.ndarray, actual: np.ndarr
     return float(correlations.mean()), float(correlations.std(ddof=1) / len(correlations) ** 0.5)
 
 
-def forward(model: nn.Module, batch: Batch) -> Tensor:
-    """Compute the logits of a batch of inputs and classes."""
-    outputs: Tensor = model(batch[0])
-    return outputs
-
-
-class Dense:
-    """Solves with the exact inverse, which a network of 2,410 weights still allows; a `Solver`."""
-
-    def solve(self, curvature: Curvature, b: Tensor, damping: float) -> Solution:
-        eye = torch.eye(len(b), dtype=torch.float64)
-        return Solution(torch.linalg.solve(curvature.product(eye) + damping * eye, b.double()), None)
-
-
-def ours(data: Digits, snapshots: list[Snapshot]) -> dict[str, Callable[[], np.ndarray]]:
-    """Return each method as a function that computes its scores [N, M]."""
+def influence_model(parameters: Parameters, row: int) -> InfluenceModel:
+    """Wrap one of several models."""
     network = nn.Sequential(nn.Linear(64, HIDDEN_UNITS), nn.ReLU(), nn.Linear(HIDDEN_UNITS, CLASSES))
-    base_model = FunctionalModel(network, forward, CrossEntropy())
-    models = [base_model.at(model_tensors(snapshots[-1].parameters, row)) for row in range(MODELS)]
+    network.load_state_dict({name: value[row] for name, value in parameters.items()})
+
+    def collate(records: Any) -> tuple[Tensor, ...]:
+        return tuple(torch.stack(column) for column in zip(*records, strict=True))
+
+    return InfluenceModel(network, lambda batch: network(batch[0]), CrossEntropy(), collate)
+
+
+def ours(data: Digits, parameters: Parameters) -> dict[str, Callable[[], np.ndarray]]:
+    """Return each method as a function that computes its scores [N, M]."""
+    models = [influence_model(parameters, row) for row in range(MODELS)]
     train_rows = list(zip(data.x, data.y, strict=True))
     test_rows = list(zip(data.test_x, data.test_y, strict=True))
-    rates, checkpoints, last_step = [], [], 0
-    for snapshot in snapshots:
-        rates.append(LEARNING_RATE * (snapshot.step - last_step))
-        last_step = snapshot.step
-        moments = AdamMoments(
-            base_model.flat(model_tensors(snapshot.first, 0)),
-            base_model.flat(model_tensors(snapshot.second, 0)),
-            snapshot.step,
-        )
-        checkpoints.append(TracInCheckpoint(model_tensors(snapshot.parameters, 0), rates[-1], moments))
 
-    def influence(ensemble: list[FunctionalModel], solver: Solver) -> Callable[[], np.ndarray]:
-        def compute() -> np.ndarray:
-            scores = [
-                influence_functions(model, train_rows, test_rows, damping=PENALTY, solver=solver).scores
-                for model in ensemble
-            ]
-            mean_scores: np.ndarray = np.mean(scores, axis=0)
-            return mean_scores
-
-        return compute
+    def influence(count: int) -> np.ndarray:
+        scores = [influence_functions(model, train_rows, test_rows, damping=PENALTY) for model in models[:count]]
+        mean_scores: np.ndarray = np.mean(scores, axis=0)
+        return mean_scores
 
     def similarity() -> np.ndarray:
         with torch.no_grad():
-            states = [nn.functional.normalize(hidden_states(models[0], x), dim=1) for x in (data.x, data.test_x)]
+            states = [nn.functional.normalize(hidden_states(parameters, x), dim=1) for x in (data.x, data.test_x)]
         same_label = data.y[:, None] == data.test_y
         return torch.where(same_label, states[0] @ states[1].T, -(states[0] @ states[1].T)).double().numpy()
 
-    def single_record_moments() -> np.ndarray:
-        with_moments = [
-            TracInCheckpoint(
-                checkpoint.parameters,
-                checkpoint.rate,
-                AdamMoments.from_records(base_model.at(checkpoint.parameters), train_rows),
-            )
-            for checkpoint in checkpoints
-        ]
-        return less(base_model, with_moments, train_rows, test_rows, projection=sparse).scores
-
-    sparse, dense = Projection(PROJECTION_DIMENSION), Projection(PROJECTION_DIMENSION, 0, "dense")
-    first_model = models[:1]
     return {
         "random": lambda: np.random.default_rng(2).normal(size=(N_TRAIN, N_TEST)),
         "similarity of hidden states, by label": similarity,
-        "gradients' inner product, last checkpoint": lambda: (
-            tracin(base_model, checkpoints[-1:], train_rows, test_rows).scores
-        ),
-        "TracIn, 5 checkpoints": lambda: tracin(base_model, checkpoints, train_rows, test_rows).scores,
-        "LESS, 5 checkpoints, sparse": lambda: (
-            less(base_model, checkpoints, train_rows, test_rows, projection=sparse).scores
-        ),
-        "LESS, 5 checkpoints, sparse, moments of single records": single_record_moments,
-        "TRAK, dense": lambda: trak(first_model, train_rows, test_rows, projection=dense).scores,
-        "TRAK, sparse": lambda: trak(first_model, train_rows, test_rows, projection=sparse).scores,
-        "TRAK, dense, 5 models": lambda: trak(models, train_rows, test_rows, projection=dense).scores,
-        "influence, conjugate gradient, 10 steps": influence(first_model, solver=ConjugateGradient(steps=10)),
-        "influence, EK-FAC": influence(first_model, solver=Ekfac(samples=1)),
-        "influence, exact Gauss-Newton": influence(first_model, solver=Dense()),
-        "influence, EK-FAC, 5 models": influence(models, solver=Ekfac(samples=1)),
-        "influence, exact Gauss-Newton, 5 models": influence(models, solver=Dense()),
+        "influence, EK-FAC": lambda: influence(1),
+        f"influence, EK-FAC, {MODELS} models": lambda: influence(MODELS),
     }
 
 
-def model_tensors(values: dict[str, Tensor], row: int) -> dict[str, Tensor]:
-    """Return the tensors of one of several models."""
-    return {name: value[row] for name, value in values.items()}
+def hidden_states(parameters: Parameters, x: Tensor) -> Tensor:
+    """Compute the hidden states [N, 32] of the first model."""
+    return (x @ parameters["0.weight"][0].T + parameters["0.bias"][0]).relu()
 
 
-def hidden_states(model: FunctionalModel, x: Tensor) -> Tensor:
-    """Compute the hidden states [N, 32]."""
-    parameters = model.parameters
-    return (x @ parameters["0.weight"].T + parameters["0.bias"]).relu()
-
-
-def peer(data: Digits, snapshots: list[Snapshot], python: str) -> dict[str, tuple[np.ndarray, float] | str]:
+def peer(data: Digits, parameters: Parameters, python: str) -> dict[str, tuple[np.ndarray, float] | str]:
     """Run the peer; return the scores [N, M] and seconds of each of its methods, or its error message."""
     with tempfile.TemporaryDirectory() as folder:
-        arrays = {"x": data.x, "y": data.y, "test_x": data.test_x, "test_y": data.test_y}
-        for number, snapshot in enumerate(snapshots):
-            arrays |= {f"{number}/{name}": value for name, value in snapshot.parameters.items()}
+        arrays = {"x": data.x, "y": data.y, "test_x": data.test_x, "test_y": data.test_y, **parameters}
         numpy_arrays: dict[str, Any] = {name: value.numpy() for name, value in arrays.items()}
         np.savez(Path(folder, "inputs.npz"), **numpy_arrays)
-        settings = {
-            "penalty": PENALTY,
-            "dimension": PROJECTION_DIMENSION,
-            "rates": [LEARNING_RATE * 60] * len(snapshots),
-            "models": MODELS,
-        }
+        settings = {"penalty": PENALTY, "dimension": PROJECTION_DIMENSION, "models": MODELS}
         Path(folder, "settings.json").write_text(json.dumps(settings))
         script = Path(__file__).with_name("peers") / "dattri_influence.py"
         with Path(folder, "log").open("w") as log:  # the peer prints progress bars
@@ -289,24 +200,20 @@ def main() -> None:
     torch.set_num_threads(1)
     data = digits()
     start = time.perf_counter()
-    snapshots = train(data, torch.arange(N_TRAIN).expand(MODELS, -1), list(range(MODELS)))
+    parameters = train(data, torch.arange(N_TRAIN).expand(MODELS, -1), list(range(MODELS)))
     member, actual = retrain(data, arguments.subsets, arguments.seeds)
     seconds = time.perf_counter() - start
-    accuracy = (margins(data, snapshots[-1].parameters) > 0).mean()
+    accuracy = (margins(data, parameters) > 0).mean()
     print(
         f"{arguments.subsets} halves, {arguments.seeds} trainings each, {seconds:.0f} s of training;"
         f" the models trained on all records are right on {accuracy:.1%} of the test digits\n"
     )
     print("| method | LDS | seconds |\n| --- | --- | --- |")
-    for name, compute in ours(data, snapshots).items():
+    for name, compute in ours(data, parameters).items():
         start = time.perf_counter()
-        try:
-            scores = compute()
-        except UserError as error:
-            print(f"| ours: {name} | {error} | |", flush=True)
-            continue
+        scores = compute()
         print_row(f"ours: {name}", scores, time.perf_counter() - start, member, actual)
-    for name, outcome in ({} if arguments.quick else peer(data, snapshots, arguments.peer_python)).items():
+    for name, outcome in ({} if arguments.quick else peer(data, parameters, arguments.peer_python)).items():
         if isinstance(outcome, str):
             print(f"| dattri: {name} | {outcome} | |", flush=True)
         else:

@@ -2,10 +2,9 @@
 
     dattri_influence.py FOLDER
 
-The folder holds ``inputs.npz`` (``x`` float32 [N, 64], ``y`` int64 [N], ``test_x``, ``test_y``, and ``0/0.weight`` and
-so on: the parameters of E models at each checkpoint, the last one at the end of training) and ``settings.json``. The
-results are ``scores.npz``, float64 [N, M] for each method, and ``seconds.json``, with the error message of a method
-that failed. Scores are positive for helpful records.
+The folder holds ``inputs.npz`` (``x`` float32 [N, 64], ``y`` int64 [N], ``test_x``, ``test_y``, and ``0.weight`` and so
+on: the parameters of E models) and ``settings.json``. The results are ``scores.npz``, float64 [N, M] for each method,
+and ``seconds.json``, with the error message of a method that failed. Scores are positive for helpful records.
 """
 
 import json
@@ -18,14 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from dattri.algorithm.influence_function import (
-    IFAttributorArnoldi,
-    IFAttributorCG,
-    IFAttributorEKFAC,
-    IFAttributorExplicit,
-    IFAttributorLiSSA,
-)
-from dattri.algorithm.tracin import TracInAttributor
+from dattri.algorithm.influence_function import IFAttributorCG, IFAttributorEKFAC
 from dattri.algorithm.trak import TRAKAttributor
 from dattri.task import AttributionTask
 from torch import Tensor, nn
@@ -47,25 +39,23 @@ class Job:
         self.settings = json.loads((folder / "settings.json").read_text())
         with np.load(folder / "inputs.npz") as file:
             self.arrays = {name: torch.from_numpy(file[name]) for name in file.files}
-        width, classes = self.arrays["0/0.weight"].shape[1], self.arrays["0/2.weight"].shape[1]
+        width, classes = self.arrays["0.weight"].shape[1], self.arrays["2.weight"].shape[1]
         self.model = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, classes))
         self.train = TensorDataset(self.arrays["x"], self.arrays["y"])
         self.test = TensorDataset(self.arrays["test_x"], self.arrays["test_y"])
-        self.n_checkpoints = len(self.settings["rates"])
 
     def loaders(self, batch: int) -> tuple[Any, Any]:
         """Return loaders of the training and test records, in their order."""
         return DataLoader(self.train, batch_size=batch), DataLoader(self.test, batch_size=len(self.test))
 
-    def state(self, checkpoint: int, model: int) -> dict[str, Tensor]:
-        """Return the parameters of a model at a checkpoint."""
-        prefix = f"{checkpoint}/"
-        return {name.removeprefix(prefix): self.arrays[name][model] for name in self.arrays if name.startswith(prefix)}
+    def state(self, model: int) -> dict[str, Tensor]:
+        """Return the parameters of a model."""
+        return {name: value[model] for name, value in self.arrays.items() if name[0].isdigit()}
 
     def loss(self, parameters: dict[str, Tensor], data: Record) -> Tensor:
         """Compute the mean loss of a batch."""
         logits = torch.func.functional_call(self.model, parameters, data[0])
-        return nn.functional.cross_entropy(logits, data[1].long())  # LiSSA passes labels that are not integers
+        return nn.functional.cross_entropy(logits, data[1])
 
     def record_loss(self, parameters: dict[str, Tensor], data: Record) -> Tensor:
         """Compute the loss of a record."""
@@ -81,28 +71,17 @@ class Job:
         """Compute the probability of a record's right class."""
         return torch.exp(-self.record_loss(parameters, data))
 
-    def influence(
-        self, attributor_class: Any, batch: int, states: list[dict[str, Tensor]], **settings: object
-    ) -> np.ndarray:
-        """Compute influence scores with one of dattri's solvers."""
-        checkpoints = states[0] if len(states) == 1 else states
-        task = AttributionTask(self.loss, self.model, checkpoints)
+    def influence(self, attributor_class: Any, batch: int, **settings: object) -> np.ndarray:
+        """Compute influence scores of the first model with one of dattri's solvers."""
+        task = AttributionTask(self.loss, self.model, self.state(0))
         attributor = attributor_class(task, device="cpu", **settings)
         train, test = self.loaders(batch)
         attributor.cache(train)
         return as_array(attributor.attribute(train, test))
 
-    def tracin(self) -> np.ndarray:
-        """Compute scores over all checkpoints of the first model."""
-        states = [self.state(checkpoint, 0) for checkpoint in range(self.n_checkpoints)]
-        task = AttributionTask(self.record_loss, self.model, states)
-        rates = torch.tensor(self.settings["rates"])
-        attributor = TracInAttributor(task, weight_list=rates, normalized_grad=False, device="cpu")
-        return as_array(attributor.attribute(*self.loaders(64)))
-
     def trak(self, models: int) -> np.ndarray:
-        """Compute scores over the last checkpoints of the first ``models`` models."""
-        states = [self.state(self.n_checkpoints - 1, model) for model in range(models)]
+        """Compute scores over the first ``models`` models."""
+        states = [self.state(model) for model in range(models)]
         task = AttributionTask(self.log_odds, self.model, states[0] if models == 1 else states)
         projector = {"proj_dim": self.settings["dimension"], "proj_type": "rademacher", "device": "cpu"}
         attributor = TRAKAttributor(task, self.probability, projector_kwargs=projector, device="cpu")
@@ -113,27 +92,16 @@ class Job:
 
 def methods(job: Job) -> dict[str, Callable[[], np.ndarray]]:
     """Return each method as a function that computes its scores."""
-    last_state, full_batch = [job.state(job.n_checkpoints - 1, 0)], len(job.train)
-    low_damping, high_damping = job.settings["penalty"], 0.1
-    result: dict[str, Callable[[], np.ndarray]] = {
-        "TracIn, 5 checkpoints": job.tracin,
-        "TRAK, dense": lambda: job.trak(1),
-        f"TRAK, dense, {job.settings['models']} models": lambda: job.trak(job.settings["models"]),
-        "influence, EK-FAC": lambda: job.influence(IFAttributorEKFAC, 64, last_state, damping=low_damping),
-        "influence, EK-FAC, damping 0.01": lambda: job.influence(IFAttributorEKFAC, 64, last_state, damping=0.01),
+    result = {
+        "TRAK, dense": partial(job.trak, 1),
+        f"TRAK, dense, {job.settings['models']} models": partial(job.trak, job.settings["models"]),
+        "influence, EK-FAC, damping 0.01": partial(job.influence, IFAttributorEKFAC, 64, damping=0.01),
+        "influence, EK-FAC": partial(job.influence, IFAttributorEKFAC, 64, damping=job.settings["penalty"]),
     }
-    for damping in (low_damping, high_damping):
-        settings: dict[str, tuple[Any, dict[str, Any]]] = {
-            "Arnoldi of the Hessian, rank 100 of 150": (IFAttributorArnoldi, {"proj_dim": 100, "max_iter": 150}),
-            "conjugate gradient on the Hessian": (IFAttributorCG, {"max_iter": 10}),
-            "LiSSA on the Hessian": (IFAttributorLiSSA, {"batch_size": 100, "recursion_depth": 300}),
-            "exact Hessian": (IFAttributorExplicit, {}),
-        }
-        for name, (attributor_class, options) in settings.items():
-            options["damping" if attributor_class is IFAttributorLiSSA else "regularization"] = damping
-            result[f"influence, {name}, damping {damping:g}"] = partial(
-                job.influence, attributor_class, full_batch, last_state, **options
-            )
+    for damping in (job.settings["penalty"], 0.1):
+        result[f"influence, conjugate gradient on the Hessian, damping {damping:g}"] = partial(
+            job.influence, IFAttributorCG, len(job.train), max_iter=10, regularization=damping
+        )
     return result
 
 

@@ -2,8 +2,7 @@
 
     opendataval_values.py < tasks
 
-Tasks and results are those of ``pydvl_values.py``. OpenDataVal passes sample weights to the training, which nearest
-neighbours do not accept, so that the model ``neighbours`` is not supported.
+Tasks and results are those of ``pydvl_values.py``.
 """
 
 import contextlib
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from opendataval.dataval import BetaShapley, DataBanzhaf, DataOob, DataShapley, KNNShapley, LeaveOneOut
+from opendataval.dataval import DataOob, DataShapley, KNNShapley
 from opendataval.dataval.margcontrib import TMCSampler
 from opendataval.metrics import accuracy
 from opendataval.model import ClassifierSkLearnWrapper
@@ -38,12 +37,7 @@ def evaluator(task: dict[str, Any]) -> Any:
         return KNNShapley(k_neighbors=5, random_state=state)
     if method == "data_oob":
         return DataOob(num_models=draws, random_state=state)
-    if method == "leave_one_out":
-        return LeaveOneOut(random_state=state)
-    if method == "banzhaf":
-        return DataBanzhaf(num_models=draws, random_state=state)
-    sampler = TMCSampler(mc_epochs=draws, random_state=state)
-    return BetaShapley(sampler, alpha=16, beta=1) if method == "beta_shapley" else DataShapley(sampler)
+    return DataShapley(TMCSampler(mc_epochs=draws, random_state=state))
 
 
 def main() -> None:

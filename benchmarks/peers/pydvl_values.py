@@ -3,9 +3,8 @@
     pydvl_values.py < tasks
 
 A task names a ``folder`` with ``features.npy`` (float64 [N, D]), ``labels.npy`` (int64 [N]), ``records.npy`` and
-``true.npy`` for evaluation, a ``method``, a ``model`` (``ridge`` or ``neighbours``), a number of ``draws``, and a
-``seed``. The result has the ``values`` in the rows' order and the ``seconds`` that they took. An empty result comes
-first, as soon as the libraries are loaded.
+``true.npy`` for evaluation, a ``method``, a number of ``draws``, and a ``seed``. The result has the ``values`` in the
+rows' order and the ``seconds`` that they took. An empty result comes first, as soon as the libraries are loaded.
 """
 
 import json
@@ -13,20 +12,15 @@ import sys
 import time
 import warnings
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from pydvl.valuation import (
-    BanzhafValuation,
-    BetaShapleyValuation,
     DataOOBValuation,
     Dataset,
     KNNShapleyValuation,
-    LOOValuation,
-    MaxSamples,
     MinUpdates,
     ModelUtility,
-    MSRSampler,
     NoTruncation,
     PermutationSampler,
     ShapleyValuation,
@@ -36,15 +30,6 @@ from sklearn.ensemble import BaggingClassifier
 from sklearn.linear_model import RidgeClassifier
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.tree import DecisionTreeClassifier
-
-
-class Neighbours(KNeighborsClassifier):
-    """Classifies by five nearest neighbours, or by all records if there are fewer."""
-
-    def fit(self, X: Any, y: Any) -> Self:
-        self.n_neighbors = min(5, len(X))
-        super().fit(X, y)
-        return self
 
 
 def valuation(task: dict[str, Any], train: Dataset, test: Dataset) -> Any:
@@ -57,16 +42,9 @@ def valuation(task: dict[str, Any], train: Dataset, test: Dataset) -> Any:
         bagging = BaggingClassifier(DecisionTreeClassifier(), n_estimators=draws, random_state=seed)
         return DataOOBValuation(bagging.fit(x, y))
     chance = 1 / len(np.unique(test.data().y))
-    model = RidgeClassifier() if task["model"] == "ridge" else Neighbours()
-    utility = ModelUtility(model, SupervisedScorer("accuracy", test, default=chance), show_warnings=False)
-    if method == "leave_one_out":
-        return LOOValuation(utility)
-    if method == "banzhaf":
-        sets = MSRSampler(seed=seed)
-        return BanzhafValuation(utility, sets, MaxSamples(sets, draws))
+    scorer = SupervisedScorer("accuracy", test, default=chance)
+    utility = ModelUtility(RidgeClassifier(), scorer, show_warnings=False)
     sampler = PermutationSampler(NoTruncation(), seed=seed)
-    if method == "beta_shapley":
-        return BetaShapleyValuation(utility, sampler, MinUpdates(draws), alpha=16, beta=1)
     return ShapleyValuation(utility, sampler, MinUpdates(draws))
 
 

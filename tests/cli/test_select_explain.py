@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
@@ -47,18 +46,12 @@ def records(posttrain: Call) -> Callable[[Path, int, str], list[dict[str, Any]]]
     return read_records
 
 
-@pytest.mark.parametrize(
-    ("trained_workspace", "method"),
-    [("full", "less"), ("lora", "ekfac")],
-    indirect=["trained_workspace"],
-    scope="module",
-)
+@pytest.mark.parametrize("trained_workspace", ["full", "lora"], indirect=True, scope="module")
 def test_a_near_copy_of_a_test_record_has_the_most_influence_on_its_answer(
-    trained_workspace: Path, posttrain: Call, records: Any, method: str
+    trained_workspace: Path, posttrain: Call, records: Any
 ) -> None:
     record = next(row for row in records(trained_workspace, 1, "test") if row["prompt"][0]["content"] == ODD)
-    command = ["select", "explain", "-w", trained_workspace, "--method", method]
-    result = posttrain(*command, record["id"], "--json").json
+    result = posttrain("select", "explain", "-w", trained_workspace, record["id"], "--json").json
     assert result["kind"] == "evaluated"
     assert result["prediction"]["expected"] == "loan"
     side = "towards" if result["prediction"]["predicted"] == "loan" else "against"
@@ -69,7 +62,7 @@ def test_a_near_copy_of_a_test_record_has_the_most_influence_on_its_answer(
 @pytest.mark.parametrize("trained_workspace", ["lora"], indirect=True, scope="module")
 def test_the_influence_of_records_is_printed(trained_workspace: Path, posttrain: Call, records: Any) -> None:
     record = next(row for row in records(trained_workspace, 1, "test") if row["prompt"][0]["content"] == ODD)
-    command = ["select", "explain", "-w", trained_workspace, record["id"][:10], "--method", "less"]
+    command = ["select", "explain", "-w", trained_workspace, record["id"][:10]]
     result = posttrain(*command, "--json").json
     output = posttrain(*command).out
     assert f"the champion answers `{result['prediction']['predicted']}`" in output
@@ -80,19 +73,7 @@ def test_the_influence_of_records_is_printed(trained_workspace: Path, posttrain:
 @pytest.mark.parametrize("trained_workspace", ["lora"], indirect=True, scope="module")
 def test_among_limits_the_records_to_the_most_similar(trained_workspace: Path, posttrain: Call, records: Any) -> None:
     record = next(row for row in records(trained_workspace, 1, "test") if row["prompt"][0]["content"] == ODD)
-    command = [
-        "select",
-        "explain",
-        "-w",
-        trained_workspace,
-        record["id"],
-        "--method",
-        "tracin",
-        "--among",
-        "4",
-        "--n",
-        "4",
-    ]
+    command = ["select", "explain", "-w", trained_workspace, record["id"], "--among", "4", "--n", "4"]
     result = posttrain(*command, "--json").json
     influences = result["towards"] + result["against"]
     assert result["looked_at"] == len(influences) == 4
@@ -152,7 +133,6 @@ def test_unusable_arguments_of_explain_are_refused_in_one_line(
     ids = sorted(row["id"] for row in records(finished_copy, 2, "pool"))
     assert "no record here is called `ffffffff0000`" in explain("ffffffff0000")
     assert "is too short" in explain(ids[0][:3])
-    assert "no method `ekfack`; did you mean `ekfac`?" in explain(ids[0], "--method", "ekfack")
     root = small("new")
     assert "there is no champion yet" in explain(ids[0], root=root)
     assert posttrain("run", "-w", root, "--rounds", "0").code == 0
@@ -164,19 +144,3 @@ def test_an_ambiguous_prefix_is_refused(finished_copy: Path, posttrain: Call, mo
     monkeypatch.setattr("posttrain.inspect.explanation._MIN_PREFIX", 1)
     outcomes = (posttrain("select", "explain", "-w", finished_copy, digit) for digit in "0123456789abcdef")
     assert any("could be records of" in outcome.mistake for outcome in outcomes if outcome.code == 2)
-
-
-def test_the_mean_eigenvalue_is_the_trace_over_the_size() -> None:
-    """With random signs the estimate is exact for a diagonal matrix."""
-    import torch
-
-    from posttrain.attribution.influence.curvature import mean_eigenvalue
-
-    class Diagonal:
-        class model:
-            size, dtype, device = 5, torch.float64, "cpu"
-
-        def product(self, vectors: torch.Tensor) -> torch.Tensor:
-            return torch.arange(5.0, dtype=torch.float64)[:, None] * vectors
-
-    assert mean_eigenvalue(Diagonal()) == np.arange(5.0).mean()

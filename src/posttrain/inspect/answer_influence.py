@@ -10,12 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from posttrain.attribution.influence.methods import INFLUENCE_METHODS
 from posttrain.inspect.labelled_records import cosine_similarities, inputs
 from posttrain.loop.context import RoundContext, task_key
 from posttrain.loop.stage import CachedWork
 from posttrain.models.task import record_turns
-from posttrain.store.errors import UserError, suggest
+from posttrain.store.errors import UserError
 from posttrain.store.rows import Run
 from posttrain.train.lora_config import LoraConfig
 from posttrain.train.objectives.registry import OBJECTIVES
@@ -49,12 +48,6 @@ class AnswerInfluence:
     training: int
 
 
-def check_influence_method(name: str) -> None:
-    """Raises a UserError unless there is such a method."""
-    if name not in INFLUENCE_METHODS:
-        raise UserError(f"no method `{name}`; {suggest(name, INFLUENCE_METHODS)}", where="--method")
-
-
 @dataclass(frozen=True)
 class TrainingRun:
     """A model and the run that trained it.
@@ -85,16 +78,12 @@ def answer_influence(
     record: Mapping[str, Any],
     answer: str,
     instead: str | None,
-    method: str,
     among: int,
 ) -> AnswerInfluence:
     """Computes the influence of training records on a model's answer to a record; finished work is found again.
 
     A record's influence is, to first order, the log-likelihood that the answer would lose without it, minus what the
-    other answer would lose. The methods that invert the curvature give nats, but the damping decides their size: only
-    shares and order mean something. `tracin` and `less` use the trained weights alone, because checkpoints of finished
-    trainings are not kept, and `trak` one model. `less` uses the moments that Adam would have at these weights, and for
-    two answers the difference of two cosines.
+    other answer would lose. The damping decides its size: only shares and order mean something.
 
     Args:
         context: Workspace and config.
@@ -102,11 +91,10 @@ def answer_influence(
         record: A row of RECORD.
         answer: The model's answer.
         instead: Another answer to compare with; None for the answer alone.
-        method: One of `INFLUENCE_METHODS`.
         among: Number of training records to score, those whose inputs are most similar to the record's.
     """
     dataset = context.dataset(trained.dataset).records
-    artifact = context.run(ScoreInfluence(trained, record, answer, instead, method, among))
+    artifact = context.run(ScoreInfluence(trained, record, answer, instead, among))
     scores = parquet.read_table(context.path(artifact.id) / _SCORES)
     return AnswerInfluence(_join_records(scores, dataset), artifact.meta["parameters"], dataset.num_rows)
 
@@ -119,7 +107,6 @@ class ScoreInfluence(CachedWork):
     record: Mapping[str, Any]
     answer: str
     instead: str | None
-    method: str
     among: int
     name = "influence"
     kind = "influence"
@@ -131,15 +118,16 @@ class ScoreInfluence(CachedWork):
         return {"model": trained.model, "source": trained.run.inputs["source"], "dataset": trained.dataset}
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
-        """Returns the prompt, the answers and the method."""
+        """Returns the prompt, the answers and the number of records."""
         # Of the record only the prompt counts: another record with the same prompt has the same influences.
         prompt = json.dumps(record_turns(self.record), ensure_ascii=False)
         answers = {"asked": prompt, "answer": self.answer, "instead": self.instead}
-        return {"method": self.method, "among": self.among, **answers, **task_key(context.config)}
+        return {"among": self.among, **answers, **task_key(context.config)}
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
         """Writes the influence of each record: on the answer, minus that on the other answer."""
-        from posttrain.attribution.influence.causal_lm import encode_record, functional_causal_lm
+        from posttrain.attribution.causal_lm import encode_record, influence_model
+        from posttrain.attribution.influence import influence_functions
 
         dataset = context.dataset(self.trained.dataset).records
         rows = np.arange(dataset.num_rows)
@@ -153,18 +141,11 @@ class ScoreInfluence(CachedWork):
         test = [encode_record(lm, prompt, text) for text in (self.answer, self.instead) if text is not None]
         # Records of similar length share a batch, so that little of it is padding.
         order = np.argsort([len(example.ids) for example in train], kind="stable")
-        influence = INFLUENCE_METHODS[self.method](
-            functional_causal_lm(lm),
-            [train[row] for row in order],
-            test,
-            learning_rate=self.trained.train["learning_rate"],
-            folder=scratch,
-        )
+        influence = influence_functions(influence_model(lm), [train[row] for row in order], test, folder=scratch)
         ids = dataset["id"].take(pa.array(rows[order]))
-        scores = influence.scores[:, 0] - (influence.scores[:, 1] if self.instead is not None else 0)
+        scores = influence[:, 0] - (influence[:, 1] if self.instead is not None else 0)
         parquet.write_table(pa.table({"id": ids, "influence": scores}), out / _SCORES)
-        residual = None if influence.residuals is None else float(influence.residuals.max())
-        return {"parameters": parameters, "evaluations": influence.evaluations, "residual": residual}
+        return {"parameters": parameters}
 
 
 def _join_records(scores: pa.Table, dataset: pa.Table) -> pa.Table:
@@ -206,14 +187,15 @@ def load_trainable(context: RoundContext, trained: TrainingRun) -> "tuple[Langua
     """
     import torch
 
-    from posttrain.attribution.influence.causal_lm import load_adapter
+    from posttrain.attribution.causal_lm import load_adapter
     from posttrain.models.language_model import load_language_model as load_model
     from posttrain.train.lora import add_adapter
 
     adapter = context.path(trained.model) / _ADAPTER
+    parts: tuple[str, ...] = ("lora_A", "lora_B")
     if (adapter / "adapter_model.safetensors").is_file():
         base = load_model(context.path(trained.run.inputs["source"]), context.config.task, "float32")
-        lm, parameters, part = load_adapter(base, adapter), "the adapter that was trained", "lora_"
+        lm, parameters = load_adapter(base, adapter), "the adapter that was trained"
     else:
         whole = load_model(context.path(trained.model), context.config.task, "float32")
         # A fresh adapter: its first half is the random projection of the inputs, and the gradient of its second half,
@@ -222,11 +204,12 @@ def load_trainable(context: RoundContext, trained: TrainingRun) -> "tuple[Langua
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             lm = add_adapter(whole, LoraConfig(rank=_ADAPTER_RANK, alpha=_ADAPTER_RANK))
-        parameters, part = f"linear layers, their inputs projected at random to {_ADAPTER_RANK} dimensions", "lora_B"
+        parameters = f"linear layers, their inputs projected at random to {_ADAPTER_RANK} dimensions"
+        parts = ("lora_B",)
     lm.model.eval()
     # No gradient goes further back than the last layers, which say as much as all (TracIn, G. Pruthi et al. 2020,
     # arXiv:2002.08484, section 3.5).
-    last, depth = _last_layers([name for name, _ in lm.model.named_parameters() if part in name])
+    last, depth = _last_layers([name for name, _ in lm.model.named_parameters() if any(part in name for part in parts)])
     for name, value in lm.model.named_parameters():
         value.requires_grad_(name in last)
     return lm, parameters if depth <= _LAST_LAYERS else f"{parameters}, in the last {_LAST_LAYERS} of {depth} layers"

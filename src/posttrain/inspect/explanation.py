@@ -12,7 +12,7 @@ import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
 from posttrain.evaluate.suite import read_evaluation
-from posttrain.inspect.answer_influence import answer_influence, check_influence_method, find_training_run
+from posttrain.inspect.answer_influence import answer_influence, find_training_run
 from posttrain.inspect.labelled_records import cosine_similarities, inputs
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext, input_ids
@@ -33,17 +33,14 @@ RecordKind = Literal["evaluated", "training", "pool"]
 _MIN_PREFIX = 4
 
 
-def explain(
-    workspace: Workspace, config: Config, text: str, *, method: str = "ekfac", among: int = 300, count: int = 5
-) -> dict[str, Any]:
+def explain(workspace: Workspace, config: Config, text: str, *, among: int = 300, count: int = 5) -> dict[str, Any]:
     """Explains a record, according to the set that it is in.
 
     Args:
         workspace: The workspace.
         config: Its config.
         text: The record's id, its input's, or the beginning of one.
-        method: Method of influence, for an evaluated record.
-        among: Number of training records to score for it.
+        among: Number of training records to score by influence on an evaluated record's answer.
         count: Number of records to return of each kind.
 
     Returns:
@@ -53,16 +50,15 @@ def explain(
         ``rounds``, ``since`` (the first round that trained on it) and ``labelled_by``.
 
     Raises:
-        UserError: nothing has run yet, or the text names no record, or several; there is no such method, the champion
-            is untrained, or was trained by an objective that learns no answers.
+        UserError: nothing has run yet, or the text names no record, or several; the champion is untrained, or was
+            trained by an objective that learns no answers.
     """
-    check_influence_method(method)
     context = RoundContext(workspace, config, 0, in_round=False)
     with workspace.lock():
         located = find_record(context, text)
         entry = {"kind": located.kind, "record": _record_fields(located.record)}
         if located.kind == "evaluated":
-            return {**entry, "suite": located.suite, **_explain_evaluated(context, located, method, among, count)}
+            return {**entry, "suite": located.suite, **_explain_evaluated(context, located, among, count)}
         rounds = record_rounds(context, located.record["input_id"])
         if located.kind == "training":
             since = first_training_round(context, located.record["input_id"])
@@ -88,9 +84,7 @@ class LocatedRecord:
     prediction: dict[str, Any] | None = None
 
 
-def _explain_evaluated(
-    context: RoundContext, located: LocatedRecord, method: str, among: int, count: int
-) -> dict[str, Any]:
+def _explain_evaluated(context: RoundContext, located: LocatedRecord, among: int, count: int) -> dict[str, Any]:
     if located.prediction is None:
         message = f"the suite `{located.suite}` measures a sample without this record"
         raise UserError(message, fix="posttrain eval --full")
@@ -105,12 +99,11 @@ def _explain_evaluated(
     wrong = expected is not None and predicted != expected and not located.prediction["score"] >= 1
     # A wrong answer is explained against the right one: what pushed towards both explains neither.
     instead = expected if wrong else None
-    influence = answer_influence(context, trained, located.record, predicted, instead, method, among)
+    influence = answer_influence(context, trained, located.record, predicted, instead, among)
     rows = influence.table.to_pylist()
     return {
         "prediction": located.prediction,
         "instead": instead,
-        "method": method,
         "parameters": influence.parameters,
         "looked_at": len(rows),
         "training": influence.training,

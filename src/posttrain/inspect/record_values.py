@@ -9,8 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from posttrain.attribution.valuation import DATA_OOB, ValuationMethod, cross_validated_values
-from posttrain.attribution.values import Values
+from posttrain.attribution.valuation import (
+    DATA_OOB,
+    ValuationMethod,
+    Values,
+    check_features,
+    cross_validated_values,
+)
 from posttrain.inspect.labelled_records import embed_dataset, inputs, labelled_dataset
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
@@ -38,13 +43,11 @@ class RecordValues:
             ``harmless``; ``weight`` is the probability that it lies above, if its error is normal, and 1 if that is
             unknown.
         harmless: The value of a record that changes nothing.
-        evaluations: As in `posttrain.attribution.values.Values`.
         folds: Number of parts that were held out in turn; None where no record was held out.
     """
 
     table: pa.Table
     harmless: float
-    evaluations: int
     folds: int | None
 
     @property
@@ -85,7 +88,7 @@ def value_labelled(
         stage = ValueDataset(dataset, records, features, method, by, folds, embedder, seed)
         artifact = context.run(stage)
         numbers = np.load(context.path(artifact.id) / _VALUES, allow_pickle=False)
-    return _valued(records, Values(numbers[0], numbers[1], artifact.meta["evaluations"]), method, by, folds)
+    return _valued(records, Values(numbers[0], numbers[1]), method, by, folds)
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class ValueDataset(CachedWork):
     fold_seed: int
     name = "value"
     kind = "values"
-    version = 2
+    version = 3
     seeded = False
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
@@ -112,7 +115,7 @@ class ValueDataset(CachedWork):
     def settings(self, context: RoundContext) -> dict[str, Any]:
         """Returns the method and the folds."""
         method = self.method
-        settings = {"method": method.name, "learner": method.learner, "draws": method.draws, "seed": method.seed}
+        settings = {"method": method.name, "draws": method.draws, "seed": method.seed}
         settings |= {"by": self.by, "folds": self.folds, "fold seed": self.fold_seed, "embedder": self.embedder}
         return settings
 
@@ -121,7 +124,7 @@ class ValueDataset(CachedWork):
         method = replace(self.method, folder=scratch)
         values = _values(self.records, self.features, method, self.by, self.folds, self.fold_seed)
         np.save(out / _VALUES, np.stack([values.values, values.standard_errors]), allow_pickle=False)
-        return {"evaluations": values.evaluations}
+        return {}
 
 
 def value_records(
@@ -138,12 +141,12 @@ def value_records(
 def _values(
     records: pa.Table, features: npt.NDArray[np.float32], method: ValuationMethod, by: By, folds: int, seed: int
 ) -> Values:
-    answers = records["completion"].to_pylist()
+    points = check_features(features)
+    labels = np.unique(records["completion"].to_pylist(), return_inverse=True)[1].astype(np.int64)
     groups = None if by == "record" else _groups(records, by)[1]
     if method.name == DATA_OOB:
-        values = method.out_of_bag(features, answers)
+        values = method.out_of_bag(points, labels)
         return values if groups is None else _means(values, groups)
-    labels = np.unique(answers, return_inverse=True)[1].astype(np.int64)
     # By input, so that copies of a record are held out together and cannot vouch for each other.
     fold = assign_folds(records["input_id"].to_pylist(), labels, folds, seed)
     if len(np.unique(fold)) < 2:
@@ -151,7 +154,7 @@ def _values(
             "no label stands with two different inputs, so that nothing can be held out",
             fix="value records of a closed set of labels",
         )
-    return cross_validated_values(method, features, labels, fold, groups)
+    return cross_validated_values(method.shapley, points, labels, fold, groups)
 
 
 def _groups(records: pa.Table, by: By) -> tuple[list[str], npt.NDArray[np.int64]]:
@@ -170,7 +173,7 @@ def _means(values: Values, groups: npt.NDArray[np.int64]) -> Values:
     squares = np.bincount(groups, np.where(has_value, values.standard_errors, 0) ** 2)
     divisor = np.maximum(count, 1)
     mean, errors = (np.where(count > 0, part / divisor, np.nan) for part in (sums, np.sqrt(squares)))
-    return Values(mean, errors, values.evaluations)
+    return Values(mean, errors)
 
 
 def _valued(records: pa.Table, values: Values, method: ValuationMethod, by: By, folds: int) -> RecordValues:
@@ -203,7 +206,7 @@ def _valued(records: pa.Table, values: Values, method: ValuationMethod, by: By, 
         table = pa.table({"name": names, "records": counts, "total": total, **columns})
         order = [("value", "ascending"), ("name", "ascending")]
     parts = None if method.name == DATA_OOB else min(folds, records.num_rows)
-    return RecordValues(table.sort_by(order).combine_chunks(), harmless, values.evaluations, parts)
+    return RecordValues(table.sort_by(order).combine_chunks(), harmless, parts)
 
 
 def _digest(features: npt.NDArray[np.float32]) -> str:

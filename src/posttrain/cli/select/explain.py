@@ -18,12 +18,6 @@ from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_worksp
 
 def explain(
     record: Annotated[str, typer.Argument(help="A record's id, its input's, or the beginning of one.")],
-    method: Annotated[
-        str,
-        typer.Option(
-            help="Method of influence: ekfac, conjugate_gradient or trak; by the final weights alone: tracin, less."
-        ),
-    ] = "ekfac",
     among: Annotated[
         int, typer.Option(min=2, help="Number of training records to score: those most similar to the record.")
     ] = 300,
@@ -38,7 +32,7 @@ def explain(
     from posttrain.inspect.explanation import explain as explained
 
     with open_workspace(workspace, write=True) as (store, config):
-        explanation = explained(store, config, record, method=method, among=among, count=count)
+        explanation = explained(store, config, record, among=among, count=count)
     if json:
         print_json(explanation)
         return
@@ -67,7 +61,7 @@ def _show_influence(explanation: dict[str, Any]) -> None:
     # Influence is computed for the most similar records alone: the line says so, or it would read as all.
     which = "all" if looked == explanation["training"] else f"the {looked} most like it"
     training = f"{explanation['training']} training records"
-    print_line(f"influence by {explanation['method']} on {which} of {training}; {explanation['parameters']}")
+    print_line(f"influence by EK-FAC on {which} of {training}; {explanation['parameters']}")
     rather = f"`{prediction['predicted']}`" + (
         f" rather than `{explanation['instead']}`" if explanation["instead"] is not None else ""
     )

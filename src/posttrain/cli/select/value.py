@@ -26,20 +26,12 @@ _FOLDS = 10
 
 def value(
     files: Annotated[list[Path] | None, typer.Argument(help="Labelled records; those of the loop by default.")] = None,
-    method: Annotated[
-        str, typer.Option(help="knn_shapley, tmc_shapley, beta_shapley, banzhaf, leave_one_out or data_oob.")
-    ] = "knn_shapley",
+    method: Annotated[str, typer.Option(help="knn_shapley, tmc_shapley or data_oob.")] = "knn_shapley",
     by: Annotated[str, typer.Option(help="Unit to value: record, source (a file) or label.")] = "record",
     worst: Annotated[int, typer.Option(min=1, help="Rows to show.")] = 20,
     out: Annotated[Path | None, typer.Option(help="All values as a new .csv, .jsonl or .parquet file.")] = None,
     folds: Annotated[int | None, typer.Option(min=2, help="Cross-validation folds; 10 by default.")] = None,
-    learner: Annotated[
-        str | None,
-        typer.Option(help="Model trained on random subsets: neighbours (default), centroids or ridge."),
-    ] = None,
-    draws: Annotated[
-        int | None, typer.Option(min=1, help="Permutations, sets or bags; 100, 2,000 or 400 by default.")
-    ] = None,
+    draws: Annotated[int | None, typer.Option(min=1, help="Permutations or bags; 100 or 400 by default.")] = None,
     embedder: Annotated[
         str | None,
         typer.Option(help="champion (in a workspace), minilm (of files), a folder or a Hub id in that layout."),
@@ -59,7 +51,7 @@ def value(
     from posttrain.attribution.valuation import DATA_OOB, ValuationMethod
     from posttrain.inspect.record_values import check_by, value_labelled, value_records
 
-    unit, how = check_by(by), ValuationMethod(method, learner, draws, seed, workers)
+    unit, how = check_by(by), ValuationMethod(method, draws, seed, workers)
     if folds is not None and method == DATA_OOB:
         raise UserError(f"{method} holds nothing out", where="--folds", fix="leave it out")
     if column and not files:
@@ -98,7 +90,6 @@ def _show(report: "RecordValues", how: "ValuationMethod", by: str, worst: int, o
         print_json(
             {
                 "method": how.name,
-                "learner": how.learner,
                 "draws": how.draws,
                 "seed": how.seed,
                 "folds": report.folds,
@@ -107,7 +98,6 @@ def _show(report: "RecordValues", how: "ValuationMethod", by: str, worst: int, o
                 "without_value": report.unknown,
                 "harmful": harmful,
                 "harmless": report.harmless,
-                "evaluations": report.evaluations,
                 "worst": rows,
                 "advice": lines,
             }

@@ -1,23 +1,24 @@
-"""Causal language models with an adapter, as functional models over the supervised tokens."""
+"""Causal language models with an adapter, as models whose influence can be computed."""
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch import Tensor
 
-from posttrain.attribution.influence.functional_model import Batch, FunctionalModel
-from posttrain.attribution.influence.losses import IGNORE_INDEX, CrossEntropy
+from posttrain.attribution.influence import Batch, InfluenceModel
 from posttrain.models.chat import TokenizedExample
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.likelihood import context_length
 from posttrain.models.loading import first_line
 from posttrain.models.task import Turns
 from posttrain.store.errors import UserError
+
+IGNORE_INDEX = -100
+"""The target of positions that do not count, as in torch's ``cross_entropy``."""
 
 
 def load_adapter(lm: LanguageModel, adapter: Path) -> LanguageModel:
@@ -47,14 +48,13 @@ def load_adapter(lm: LanguageModel, adapter: Path) -> LanguageModel:
     return LanguageModel(model.eval(), lm.tokenizer, lm.task)
 
 
-def encode_record(lm: LanguageModel, prompt: Turns, answer: str, *, earlier_turns: bool = False) -> TokenizedExample:
-    """Tokenizes a record for `functional_causal_lm`: the rendered prompt, and an answer with its stop token.
+def encode_record(lm: LanguageModel, prompt: Turns, answer: str) -> TokenizedExample:
+    """Tokenizes a test record for `influence_model`: the rendered prompt, and an answer with its stop token.
 
     Args:
         lm: the model.
         prompt: the conversation up to the answer.
-        answer: the supervised text; a test record's may be the model's own.
-        earlier_turns: supervise the assistant's earlier turns as well, as supervised fine-tuning does.
+        answer: the supervised text.
 
     Raises:
         UserError: it is longer than the model's context.
@@ -64,25 +64,52 @@ def encode_record(lm: LanguageModel, prompt: Turns, answer: str, *, earlier_turn
         raise UserError(
             f"a record of {len(whole.ids)} tokens is longer than the model's {context_length(lm)}", where="influence"
         )
-    if earlier_turns:
-        return whole
     prompt_length = len(whole.ids) - len(lm.answer_ids(answer))
     return TokenizedExample(whole.ids, [position >= prompt_length for position in range(len(whole.ids))])
 
 
-def functional_causal_lm(lm: LanguageModel) -> FunctionalModel:
+def influence_model(lm: LanguageModel) -> InfluenceModel:
     """Wraps a causal language model; its records are those of `encode_record`, its losses in nats.
 
     Only the parameters that require a gradient count: train an adapter, or load one with `load_adapter`. The loss of a
     record is the sum of its supervised tokens' negative log-probabilities. The base weights should be float32: in
     bfloat16 gradients of single records have 8 bits.
-
-    Raises:
-        UserError: no parameter requires a gradient.
     """
-    return FunctionalModel(
-        lm.model, _SupervisedLogits(lm), CrossEntropy(), _PaddedCollator(lm.tokenizer.pad_token_id or 0)
-    )
+
+    def logits(batch: Batch) -> Tensor:
+        """Computes float32 logits [B, S, V] at the positions that predict supervised tokens."""
+        ids, before, _ = batch
+        # Attention is causal, so the padding behind a record cannot reach back into it, and no mask is needed.
+        hidden = lm.decoder(input_ids=ids, use_cache=False).last_hidden_state
+        # Gathered before the output head: logits of prompts, over the whole vocabulary, would be most of the memory.
+        return lm.logits(hidden.gather(1, before[:, :, None].expand(-1, -1, hidden.shape[-1])))
+
+    return InfluenceModel(lm.model, logits, CrossEntropy(), _PaddedCollator(lm.tokenizer.pad_token_id or 0))
+
+
+class CrossEntropy:
+    """Softmax cross-entropy of logits [B, K] or [B, T, K] and classes [B] or [B, T], which end the batch, in nats.
+
+    A record's positions are summed; positions whose target is `IGNORE_INDEX` do not count.
+    """
+
+    def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
+        targets = batch[-1]
+        chosen = outputs.log_softmax(-1).gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        losses = torch.where(targets == IGNORE_INDEX, torch.zeros_like(chosen), -chosen)
+        return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
+
+    def roots(self, outputs: Tensor, batch: Batch, generator: torch.Generator) -> Tensor:
+        """Draws one root as `posttrain.attribution.influence.Loss` specifies.
+
+        The Hessian is diag(p) - p p'. It is the average of the outer product of e_y - p, with a class y drawn from p
+        (R. Grosse et al. 2023, arXiv:2308.03296, section 2.2: the model's own labels, not those of the records).
+        """
+        p = outputs.softmax(-1)
+        classes = torch.multinomial(p.flatten(0, -2), 1, generator=generator).view(p.shape[:-1])
+        counted = (batch[-1] != IGNORE_INDEX).to(p.dtype).unsqueeze(-1)
+        residuals: Tensor = (torch.nn.functional.one_hot(classes, p.shape[-1]).to(p.dtype) - p) * counted
+        return residuals[None]
 
 
 @dataclass(frozen=True)
@@ -105,20 +132,3 @@ class _PaddedCollator:
             before[row, : len(at)] = torch.tensor(at, dtype=torch.long) - 1
             targets[row, : len(at)] = ids[row, at]
         return ids, before, targets
-
-
-@dataclass(frozen=True)
-class _SupervisedLogits:
-    """Computes float32 logits [B, S, V] at the positions that predict supervised tokens."""
-
-    lm: LanguageModel = field(repr=False)
-
-    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
-        ids, before, _ = batch
-        # Only the math kernel supports forward-mode derivatives. Attention is causal, so the padding behind a record
-        # cannot reach back into it, and no mask is needed.
-        with sdpa_kernel(SDPBackend.MATH):
-            hidden = self.lm.decoder(input_ids=ids, use_cache=False).last_hidden_state
-        # Gathered before the output head: logits of prompts, over the whole vocabulary, would be most of the memory.
-        logits: Tensor = self.lm.logits(hidden.gather(1, before[:, :, None].expand(-1, -1, hidden.shape[-1])))
-        return logits

@@ -1,1 +1,0 @@
-"""Inverse Hessian-vector products: solvers for (H + damping I) x = b."""

@@ -1,1 +1,0 @@
-"""Utilities: the evaluation score of a model trained on a set of records."""
