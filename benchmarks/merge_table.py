@@ -111,28 +111,20 @@ MERGES: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
     "dare_linear, density 0.5, scale 0.7": (ALL, "dare_linear", {"density": 0.5, "scale": 0.7}),
     "dare_ties, density 0.5, scale 0.7": (ALL, "dare_ties", {"density": 0.5, "scale": 0.7}),
     "della, density 0.5": (ALL, "della", {"density": 0.5}),
-    "breadcrumbs, density 0.9, scale 0.7": (ALL, "breadcrumbs", {"scale": 0.7}),
-    "sce, 0.1 of the elements": (ALL, "sce", {"select_topk": 0.1}),
-    "consensus, scale 0.7": (ALL, "consensus", {"scale": 0.7}),
-    "model_stock": (ALL, "model_stock", {}),
-    "karcher": (ALL, "karcher", {}),
     "slerp, intents and sums": (PAIR, "slerp", {}),
     "resolve_conflicts, intents and sums": (PAIR, "resolve_conflicts", {}),
 }
 """Name of the row: models, method, options."""
 
-WITHOUT_BASE = {"linear", "karcher", "slerp"}
+WITHOUT_BASE = {"linear", "slerp"}
 
 ANSWERS = ("intents-train", "sums-train", "harmless-answers")
-PROMPTS = tuple(f"{task}={task}-train" for task in TASKS)
 
 WITH_DATA: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "fisher": ("fisher", ANSWERS, ("--examples", "128")),
     "fisher, normalized": ("fisher", ANSWERS, ("--examples", "128", "--set", "normalize=true")),
     "regmean": ("regmean", ANSWERS, ("--examples", "128")),
-    "regmean_plus_plus": ("regmean_plus_plus", ANSWERS, ("--examples", "64")),
     "by_importance": ("by_importance", ANSWERS, ("--examples", "128")),
-    "adamerging": ("adamerging", PROMPTS, ("--set", "steps=60")),
 }
 """Name of the row: method, training records that it reads, further options of the command."""
 
@@ -175,15 +167,13 @@ def on_test_side(row: dict[str, Any]) -> bool:
     return hashlib.sha256(row["prompt"][0]["content"].encode()).digest()[0] % 3 == 0
 
 
-def merge_with_data(name: str, models: Sequence[Path], base: Path, data: Path, out: Path) -> None:
+def merge_with_data(name: str, models: Sequence[Path], data: Path, out: Path) -> None:
     """Merges by a method that reads training records, as a user does."""
     method, files, options = WITH_DATA[name]
     command = [sys.executable, "-m", "posttrain", "merge", *map(str, models), "--method", method, "--out", str(out)]
     for file in files:
-        label, _, stem = file.rpartition("=")
-        command += ["--data", (f"{label}=" if label else "") + str(data / f"{stem}.jsonl")]
-    with_base = ["--base", str(base)] if method == "adamerging" else []
-    subprocess.run([*command, *with_base, *options], check=True, stdout=sys.stderr)
+        command += ["--data", str(data / f"{file}.jsonl")]
+    subprocess.run([*command, *options], check=True, stdout=sys.stderr)
 
 
 def write_data(folder: Path, data: Path, base: Path, options: argparse.Namespace) -> None:
@@ -307,7 +297,7 @@ def main() -> None:
                 root = None if method in WITHOUT_BASE else base
                 merge([models[task] for task in members], out, method=method, base=root, **values)
             elif not out.exists():
-                merge_with_data(name, [models[task] for task in TASKS], base, data, out)
+                merge_with_data(name, [models[task] for task in TASKS], data, out)
             measure(out, data, file, precision)
             if not options.keep:
                 shutil.rmtree(out)

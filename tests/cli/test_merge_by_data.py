@@ -1,4 +1,4 @@
-"""``posttrain merge`` with data: --search, --method adamerging and --validate, and mistakes named before any work."""
+"""``posttrain merge`` with data: --search and --validate, and mistakes named before any work."""
 
 import json
 from collections.abc import Callable
@@ -71,27 +71,6 @@ def test_a_search_ends_in_a_recipe_of_its_own(posttrain: Call, here: Path) -> No
 
 
 @pytest.mark.slow
-def test_adamerging_learns_without_answers_and_validation_follows(posttrain: Call, here: Path) -> None:
-    (here / "prompts.jsonl").write_text("".join(f'{{"prompt": "text {number}"}}\n' for number in range(4)))
-    options = ("--method", "adamerging", "--base", "base", "--data", "prompts.jsonl", "--set", "steps=2")
-    result = posttrain("merge", "a", "b", *options, "--validate", "suites.yaml", "--out", "out", "--json")
-    assert result.code == 0, result
-    assert result.json["adamerging"] == json.loads((here / "out" / "adamerging.json").read_text())
-    merged = json.loads((here / "out" / "merge.json").read_text())
-    assert merged["tensors"]["model.norm.weight"]["method"] == "task_arithmetic"
-    weights = merged["tensors"]["model.layers.0.mlp.up_proj.weight"]["options"]["weight"]
-    assert weights == pytest.approx([row[0] for row in result.json["adamerging"]["coefficients"]], abs=1e-6)
-    plus = posttrain("merge", "a", "b", *options, "--set", "density=0.2", "--out", "plus")
-    assert plus.code == 0, plus
-    recipe = json.loads((here / "plus" / "merge.json").read_text())["recipe"]
-    assert (recipe["method"], recipe["parameters"]["density"]) == ("ties", 0.2)
-    validation = result.json["validation"]
-    assert validation == json.loads((here / "out" / "validation.json").read_text())
-    assert list(validation["suites"]["choice"]["scores"]) == ["base", "a", "b", "merged"]
-    assert validation["latency"].keys() == {"base", "merged"}
-
-
-@pytest.mark.slow
 def test_the_page_of_conflicts_shows_what_was_kept(posttrain: Call, here: Path) -> None:
     call = ("merge", "a", "b", "--base", "base", "--conflicts", "page.html", "--out", "out")
     result = posttrain(*call, "--validate", "suites.yaml", "--json")
@@ -127,27 +106,14 @@ def test_a_suite_of_the_workspace_is_named_by_its_name(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--method", "adamerging"], "--method adamerging: learns from data; name a file of records with --data"),
-        (
-            ["--method", "adamerging", "--data", "records.jsonl", "--search", "suites.yaml"],
-            "--search: adamerging chooses the numbers itself; leave it out",
-        ),
-        (
-            ["--method", "adamerging", "--data", "records.jsonl"],
-            "base: task_arithmetic merges task vectors and needs the model that all were trained from",
-        ),
-        (
-            ["--method", "adamerging", "--base", "base", "--data", "records.jsonl", "--set", "stesp=3"],
-            "unknown key `stesp`; did you mean `steps`?",
-        ),
         (["--validate", "suites.yaml", "--dry-run"], "--validate: needs a merged model; name an --out, and leave out"),
         (["--trials", "3"], "--trials: there is no search; name a file of suites or records with --search"),
         (["--search-method", "bayesian"], "--search-method: there is no search"),
         (["--search", "none.jsonl"], "no such file: none.jsonl"),
         (["--search", "suites.yaml", "--search-method", "grid"], "`method`"),
         (
-            ["--search", "suites.yaml", "--method", "model_stock", "--base", "base"],
-            "model_stock has no number to search",
+            ["--search", "suites.yaml", "--method", "adamerging", "--base", "base"],
+            "there is no merge method `adamerging`",
         ),
         (["--validate", "none.jsonl"], "no such file: none.jsonl"),
         (["--validate", "suites.yaml", "--validate", "choice=records.jsonl"], "there are two suites `choice`"),

@@ -126,24 +126,6 @@ def test_the_matrices_of_gpt2(make: Any, monkeypatch: pytest.MonkeyPatch, prefix
         torch.testing.assert_close(result[f"{prefix}{word}.weight"], (parts[0] + parts[1]) / 2, rtol=0, atol=1e-6)
 
 
-@torch.no_grad()
-def test_the_first_layer_of_gpt2_reads_the_merged_embeddings_in_regmean_plus_plus(make: Any) -> None:
-    root = make("gpt2")
-    result = merged(root, "regmean_plus_plus", alpha=0.9)
-    models = loaded(root)
-    inputs = []
-    for lm, name in zip(models, "ab", strict=True):
-        rows = []
-        for prompt, answer in DATA[f"{name}.jsonl"]:
-            ids = torch.tensor([*lm.prompt_ids(prompt), *lm.answer_ids(answer)][:-1])
-            states = result["transformer.wte.weight"][ids] + result["transformer.wpe.weight"][: len(ids)]
-            rows.append(lm.model.transformer.h[0].ln_1(states.float()))
-        inputs.append(torch.cat(rows))
-    layers = [lm.model.transformer.h[0].attn.c_attn.weight.T for lm in models]
-    mean = (layers[0] + layers[1]).double() / 2
-    assert_close(result["transformer.h.0.attn.c_attn.weight"].T, least_squares(layers, inputs, 0.9), mean)
-
-
 def routed(calls: list[tuple[Any, ...]], expert: int) -> Tensor:
     """Returns the tokens that calls of a module of experts send to one of them."""
     return torch.cat([states[(index == expert).any(-1)] for states, index, _ in calls])

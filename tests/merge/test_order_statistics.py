@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.merge import order_statistics
-from posttrain.merge.order_statistics import Magnitudes, kth_largest
+from posttrain.merge.order_statistics import Magnitudes, of_ranks, rank_of_share
 
 SHARES = [0.0, 1e-7, 0.01, 0.2, 0.5, 0.9, 0.999, 1.0]
 
@@ -26,6 +26,10 @@ def magnitudes_of(values: np.ndarray, block: int) -> Magnitudes:
     return magnitudes
 
 
+def kth_largest(magnitudes: Magnitudes, elements: int, shares: list[float]) -> list[float]:
+    return of_ranks(magnitudes, [rank_of_share(share, elements) for share in shares], elements)
+
+
 def kth_by_sorting(values: np.ndarray, share: float) -> float:
     """Returns the same from a sorted copy."""
     if share <= 0 or not len(values):
@@ -35,7 +39,7 @@ def kth_by_sorting(values: np.ndarray, share: float) -> float:
 
 def assert_exact(values: np.ndarray, block: int, shares: list[float]) -> None:
     models = np.repeat(values[None], len(shares), axis=0)
-    result = kth_largest(magnitudes_of(models, block), len(shares), models.shape[1], shares)
+    result = kth_largest(magnitudes_of(models, block), models.shape[1], shares)
     assert result == [kth_by_sorting(values, share) for share in shares]
 
 
@@ -103,7 +107,7 @@ def test_tensors_that_are_larger_than_the_sample(case: str) -> None:
 def test_each_model_has_its_own_share() -> None:
     values = np.abs(np.random.default_rng(2).normal(size=(3, 1000))).astype(np.float32)
     shares = [0.1, 0.0, 1.0]
-    result = kth_largest(magnitudes_of(values, 64), 3, 1000, shares)
+    result = kth_largest(magnitudes_of(values, 64), 1000, shares)
     assert result == [kth_by_sorting(row, share) for row, share in zip(values, shares, strict=True)]
 
 
@@ -116,5 +120,5 @@ def test_reads_what_is_near_the_result_only() -> None:
         passes.append(stride)
         return magnitudes_of(values, 1 << 16)(stride)
 
-    kth_largest(magnitudes, 2, 1 << 20, [0.2, 0.5])
+    kth_largest(magnitudes, 1 << 20, [0.2, 0.5])
     assert passes == [5, 1]

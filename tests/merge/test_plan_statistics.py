@@ -91,7 +91,7 @@ def test_a_model_that_decides_alone_is_named(
     assert (warning in caplog.text and "times the Fisher information of the others" in caplog.text) == warns
 
 
-@pytest.mark.parametrize("method", ["fisher", "regmean_plus_plus"])
+@pytest.mark.parametrize("method", ["fisher", "regmean"])
 def test_statistics_are_those_of_prompts_as_each_model_was_trained(
     family: Path,  # noqa: F811
     tmp_path: Path,

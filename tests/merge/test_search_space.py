@@ -38,7 +38,7 @@ def test_weights_and_options_with_two_bounds_are_searched() -> None:
 
 def test_the_start_of_every_methods_variables_is_in_their_range() -> None:
     searched = 0
-    for name in set(METHODS) - {"model_stock", "passthrough", "mixture_of_experts"}:
+    for name in set(METHODS) - {"passthrough", "mixture_of_experts"}:
         low, high = load_method(name).models
         for variable in search_space(recipe(method=name, models=["a", "b", "c"][: max(low, min(2, high or 2))])):
             assert variable.low <= variable.start <= variable.high, name
@@ -66,7 +66,7 @@ def test_a_space_of_ones_own() -> None:
             {"method": "ties", "search": {"space": {"density": [0, 1]}}, "parameters": {"density": [0.1, 0.9]}},
             "`density` is given by layers",
         ),
-        ({"method": "model_stock"}, "model_stock has no number to search here"),
+        ({"method": "passthrough"}, "passthrough has no number to search here"),
     ],
 )
 def test_a_wrong_space_is_named(values: dict[str, Any], message: str) -> None:

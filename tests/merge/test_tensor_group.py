@@ -15,7 +15,7 @@ def group_of(name: str, memory: int, digests: Digests | None = None, task_vector
     models, base = random_models(3)
     inputs = [TensorInput(MemorySource(f"model {number}", model), name) for number, model in enumerate(models)]
     reference = TensorInput(MemorySource("base", base), name)
-    return TensorGroup(name, inputs, reference, Arena(memory), None, 0, digests, task_vectors=task_vectors)
+    return TensorGroup(name, inputs, reference, Arena(memory), 0, digests, task_vectors=task_vectors)
 
 
 @pytest.mark.parametrize("memory", [0, 1 << 30])

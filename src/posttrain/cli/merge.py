@@ -86,20 +86,15 @@ def merge(
     limit = read_bytes(memory, "--memory")
     if out is None and not dry_run and conflicts is None:
         raise UserError("say where the model is to be written", where="--out")
-    by_data.check_options(method, data or [], search or [], validate or [], out is not None and not dry_run)
-    learns = method == by_data.ADAMERGING
-    settings = read_settings(set or [])
+    by_data.check_options(search or [], validate or [], out is not None and not dry_run)
     changes: dict[str, Any] = {"dtype": dtype, "seed": seed, "as_adapter": as_adapter or None, "align": align}
     changes["statistics"] = None if examples is None else {"examples": examples}
     changes["scores"] = None if scores is None else read_numbers(scores, "--scores")
-    recipe, root = recipe_of_call(
-        *(models, "task_arithmetic" if learns else method, base, weights),
-        *({} if learns else settings, changes, workspace),
-    )
+    recipe, root = recipe_of_call(models, method, base, weights, read_settings(set or []), changes, workspace)
     recipe = by_data.with_search(recipe, search or [], search_method, trials)
-    by_data.check_records(recipe, [] if learns else data or [], measure, conflicts)
+    by_data.check_records(recipe, data or [], measure, conflicts)
     measures_importance = recipe.method == by_data.BY_IMPORTANCE and bool(data)
-    if data and not learns and not measures_importance:
+    if data and not measures_importance:
         from posttrain.tune.merges.data import with_data
 
         # A recipe's own paths are relative to its folder.
@@ -146,8 +141,7 @@ def merge(
     check_new_folder(out)
     if suites:
         by_data.check_validation(suites, recipe, root)
-    learning = data or [] if learns else []
-    chosen = by_data.choose_numbers(*(recipe, root, out, learning, search or [], settings), workspace, limit, workers)
+    chosen = by_data.choose_numbers(recipe, root, out, search or [], workspace, limit, workers)
     examples_of = read_data(chosen.recipe, root)
     result = merge(chosen.recipe, out, memory=limit, workers=workers, root=root, data=examples_of)
     chosen.write(out)

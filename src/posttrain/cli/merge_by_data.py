@@ -1,4 +1,4 @@
-"""``posttrain merge`` with data: searches or learns a recipe's numbers, and measures what the merge kept."""
+"""``posttrain merge`` with data: searches a recipe's numbers, and measures what the merge kept."""
 
 import json
 import re
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from posttrain.tune.merges.suites import MergeSuite
     from posttrain.tune.merges.validation import Validation
 
-ADAMERGING, BY_IMPORTANCE = "adamerging", "by_importance"
+BY_IMPORTANCE = "by_importance"
 
 _MEASURES = ("gradient", "ablation")
 
 
 @dataclass(frozen=True)
 class ChosenRecipe:
-    """A recipe whose numbers were searched or learned.
+    """A recipe whose numbers were searched.
 
     Attributes:
         recipe: the recipe, which gives the same model without the data.
@@ -51,24 +51,16 @@ class ChosenRecipe:
             self.journal.unlink()
 
 
-def check_options(
-    method: str | None, data: Sequence[str], search: Sequence[str], validate: Sequence[str], writes: bool
-) -> None:
-    """Raises a UserError where options of data do not go together.
+def check_options(search: Sequence[str], validate: Sequence[str], writes: bool) -> None:
+    """Raises a UserError if an option needs a merged model and none is written.
 
     Args:
-        method: the merge method.
-        data: values of ``--data``; ``search`` and ``validate`` likewise.
+        search: values of ``--search``; ``validate`` likewise.
         writes: whether a merged model is written.
     """
-    learning = data if method == ADAMERGING else []
-    for option, values in (("--data", learning), ("--search", search), ("--validate", validate)):
+    for option, values in (("--search", search), ("--validate", validate)):
         if values and not writes:
             raise UserError("needs a merged model", where=option, fix="name an --out, and leave out --dry-run")
-    if method == ADAMERGING and not data:
-        raise UserError("learns from data", where=f"--method {ADAMERGING}", fix="name a file of records with --data")
-    if method == ADAMERGING and search:
-        raise UserError(f"{ADAMERGING} chooses the numbers itself", where="--search", fix="leave it out")
 
 
 def check_records(recipe: Recipe, data: Sequence[str], measure: str | None, conflicts: Path | None) -> None:
@@ -104,40 +96,21 @@ def choose_numbers(
     recipe: Recipe,
     root: Path,
     out: Path,
-    data: Sequence[str],
     search: Sequence[str],
-    settings: dict[str, Any],
     workspace: Path,
     memory: int,
     workers: int | None,
 ) -> ChosenRecipe:
-    """Searches or learns the numbers of the recipe, where it is asked for.
+    """Searches the numbers of the recipe, where it is asked for.
 
     Args:
         recipe: the recipe, with ``search`` or without.
         root: the folder that its paths are relative to.
         out: the folder that the model will be written to.
-        data: of AdaMerging; empty for all other methods.
         search: suites of the search; those of the recipe by default.
-        settings: options of AdaMerging.
         workspace: the folder of the workspace whose suites may be named.
         memory: see `merge`; ``workers`` too.
     """
-    if data:
-        from posttrain.merge.adamerging import AdaMergingConfig
-        from posttrain.tune.merges.search import adamerge
-
-        config = AdaMergingConfig.read(settings, "--set")
-        suites = named_suites(data, workspace)
-        chosen, learned = adamerge(recipe, root, out.absolute().parent, suites, config, data_root=CURRENT_FOLDER)
-        summary = {
-            "entropy_first": learned.first,
-            "entropy_last": learned.last,
-            "groups": list(learned.groups),
-            "coefficients": learned.values.tolist(),
-        }
-        line = f"entropy of the answers: {learned.first:.4f} at the start, {learned.last:.4f} at the end, in nats"
-        return ChosenRecipe(chosen, ADAMERGING, summary, [line])
     if recipe.search is not None:
         from posttrain.tune.merges.search import search_recipe
 

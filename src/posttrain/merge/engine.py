@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import cycle
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,6 @@ from posttrain.merge.shard_writer import SHARD_BYTES, ShardWriter, TensorSpec
 from posttrain.merge.sources import block_rows
 from posttrain.merge.tensor_group import BlockFunction, TensorGroup
 from posttrain.merge.tensor_reader import Arena, Digests
-from posttrain.merge.whole_model import WholeModel
 from posttrain.merge.workers import is_worker, workers_of
 from posttrain.store.errors import UserError
 from posttrain.store.progress import progress_bar
@@ -65,7 +64,7 @@ def run_plan(
     """Writes the weights of a merged model.
 
     The result is the same to the last bit whatever the workers, the memory and the order in which they finish: a
-    tensor is merged by one of them, in blocks whose size hangs on its shape alone, with random numbers of its name.
+    tensor is merged by one of them, in blocks whose size depends only on its shape, with random numbers of its name.
 
     Args:
         plan: the merge.
@@ -90,7 +89,6 @@ def run_plan(
     try:
         with one_thread_each(), progress_bar("merging", plan.bytes >> 20, "MiB") as advance:
             job = MergeJob(plan, memory // (count + 1), writer, devices)
-            job.measure_whole_models()
             # The largest first, so that no worker begins it when the others are done.
             order = sorted(range(len(plan.tensors)), key=lambda number: -plan.tensors[number].bytes)
             with workers_of(job, count, threads=bool(devices)) as run:
@@ -121,7 +119,7 @@ def accelerators(plan: MergePlan) -> list[torch.device]:
     weights takes longer by an H100 than by four cores (BENCHMARKS.md).
     """
     methods = [tensor.method for tensor in plan.tensors if tensor.method is not None]
-    solves = any(method.statistic in ("gram", "merged_gram") for method in methods)
+    solves = any(method.statistic == "gram" for method in methods)
     if not solves or not all(method.accelerated for method in methods) or not torch.cuda.is_available():
         return []
     return [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
@@ -153,12 +151,6 @@ def middle_tensor(tensors: Sequence[TensorPlan]) -> TensorPlan:
     return ordered[-1]
 
 
-class TensorWriter(Protocol):
-    """Takes merged tensors, a part after the other; a part's memory is used again for the next."""
-
-    def write(self, tensor: str, parts: Iterable[Tensor]) -> str: ...
-
-
 class _Discard:
     """Takes a tensor's parts, and writes nothing."""
 
@@ -182,28 +174,14 @@ class MergeJob:
         self,
         plan: MergePlan,
         arena_bytes: int,
-        writer: TensorWriter | None = None,
+        writer: ShardWriter | None = None,
         devices: Sequence[torch.device] = (),
     ) -> None:
         self.plan, self.devices = plan, tuple(devices)
         self._next_device = cycle(self.devices)
-        self.writer: TensorWriter = writer or _Discard()
+        self.writer = writer or _Discard()
         self._arena_bytes = arena_bytes
         self._local = threading.local()
-        self._whole = {
-            key: WholeModel(lambda key=key: self._groups(key), len(tensors[0].inputs), sum(t.elements for t in tensors))  # type: ignore[misc]
-            for key, tensors in _by_method(plan.tensors).items()
-        }
-
-    def measure_whole_models(self) -> None:
-        """Computes the statistics over all tensors that methods ask for, so that not every process does it."""
-        smallest: dict[object, TensorPlan] = {}
-        for tensor in sorted(self.plan.tensors, key=lambda tensor: tensor.elements):
-            if tensor.method is not None:
-                smallest.setdefault((_key(tensor), repr(tensor.options)), tensor)
-        for tensor in smallest.values():
-            assert tensor.method is not None
-            tensor.method.function(self._group(tensor), **tensor.options)
 
     def merge(self, number: int) -> tuple[str, dict[tuple[str, str], str]]:
         """Merges one tensor and writes it; returns its digest, and those of its inputs by source and tensor."""
@@ -268,29 +246,22 @@ class MergeJob:
             yield part[:count]
             done += count
 
-    def _group(self, tensor: TensorPlan, digests: Digests | None = None, arena: Arena | None = None) -> TensorGroup:
+    def _group(self, tensor: TensorPlan, digests: Digests | None = None) -> TensorGroup:
         assert tensor.method is not None
         statistic = tensor.method.statistic
         return TensorGroup(
             tensor.name,
             tensor.inputs,
             tensor.base,
-            arena or self._arena,
-            self._whole[_key(tensor)],
+            self._arena,
             self.plan.recipe.seed,
             digests,
             task_vectors=tensor.method.task_vectors,
             fisher=tensor.statistics if statistic == "fisher" else (),
             fisher_norms=tensor.norms,
-            grams=tensor.statistics if statistic in ("gram", "merged_gram") else (),
+            grams=tensor.statistics if statistic == "gram" else (),
             inputs_first=tensor.inputs_first,
         )
-
-    def _groups(self, key: tuple[object, ...]) -> Iterator[TensorGroup]:
-        # Apart from the memory of the tensor whose method asks.
-        arena = Arena(self._arena_bytes)
-        for tensor in _by_method(self.plan.tensors)[key]:
-            yield self._group(tensor, arena=arena)
 
     @property
     def _arena(self) -> Arena:
@@ -305,19 +276,6 @@ class MergeJob:
             return Arena(self._arena_bytes, device)
         # Half of what is free holds stored weights; the other half blocks and what methods compute of them.
         return Arena(torch.cuda.mem_get_info(device)[0] // (2 * (_THREADS + 1)), device)
-
-
-def _key(tensor: TensorPlan) -> tuple[object, ...]:
-    name = tensor.method.name if tensor.method else None
-    return name, tuple(entry.source.name for entry in tensor.inputs), tensor.base and tensor.base.source.name
-
-
-def _by_method(tensors: Sequence[TensorPlan]) -> dict[tuple[object, ...], list[TensorPlan]]:
-    groups: dict[tuple[object, ...], list[TensorPlan]] = {}
-    for tensor in tensors:
-        if tensor.method is not None:
-            groups.setdefault(_key(tensor), []).append(tensor)
-    return groups
 
 
 def _check_range(tensor: TensorPlan, result: Tensor) -> None:

@@ -12,19 +12,6 @@ _DEVIATIONS = 4.0  # standard deviations of a quantile of the sample on each sid
 _TIES = 0.02  # share of the sample up to which the elements that equal an end of the bracket are collected, too
 
 
-def kth_largest(magnitudes: Magnitudes, models: int, elements: int, shares: Sequence[float]) -> list[float]:
-    """Returns for each model the value that a share of its elements reaches, the largest of them, exactly.
-
-    Args:
-        magnitudes: the elements.
-        models: number of sequences.
-        elements: length of each sequence.
-        shares: one a model, from 0 to 1. The k-th largest is returned, k being the share of the elements rounded down;
-            of a share above 0 at least the largest, and of 0 infinity.
-    """
-    return of_ranks(magnitudes, [rank_of_share(shares[model], elements) for model in range(models)], elements)
-
-
 def rank_of_share(share: float, elements: int) -> int:
     """Returns the share of the elements as a number, rounded down; of a share above 0 at least one."""
     return max(1, int(share * elements)) if share > 0 and elements else 0

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from posttrain.merge.auto_weights import auto_weights
-from posttrain.merge.merged_grams import uses_merged_grams, with_merged_grams
 from posttrain.merge.methods.base import Statistic
 from posttrain.merge.plan import MergePlan, Sources, TensorPlan
 from posttrain.merge.recipe import AUTO, ModelEntry, Recipe
@@ -93,20 +92,14 @@ def with_statistics(
         for name, needed in needed_of.items():
             model = ModelWithData(models[name], records[name], plan.recipe)
             for statistic in needed:
-                if statistic != "merged_gram":
-                    file = files[name, statistic] = StatisticsFile(f"{statistic} of {name}", model.file(statistic))
-                    opened.callback(file.close)
-                    described.append(
-                        {"model": name, "statistic": statistic, "data": data[name], **_public(file.summary)}
-                    )
+                file = files[name, statistic] = StatisticsFile(f"{statistic} of {name}", model.file(statistic))
+                opened.callback(file.close)
+                described.append({"model": name, "statistic": statistic, "data": data[name], **_public(file.summary)})
         known = replace(
             plan, tensors=[_with_statistics(tensor, files) for tensor in plan.tensors], statistics=described
         )
         if plan.recipe.has_auto_weights:
             known = _with_weights(known)
-        # Last, as these need all earlier layers merged, whatever the method.
-        if any(uses_merged_grams(tensor) for tensor in plan.tensors):
-            known = with_merged_grams(known, sources, data, records, opened)
         _warn_of_plain_means(known.tensors)
         _warn_of_unequal_information(known)
         yield known
@@ -185,7 +178,7 @@ def _name(entry: ModelEntry) -> str:
 
 
 def _with_statistics(tensor: TensorPlan, files: Mapping[tuple[str, Statistic], StatisticsFile]) -> TensorPlan:
-    if tensor.method is None or tensor.method.statistic is None or uses_merged_grams(tensor):
+    if tensor.method is None or tensor.method.statistic is None:
         return tensor
     entries, norms = [], []
     for entry in tensor.inputs:
@@ -225,7 +218,7 @@ def _warn_of_unequal_information(plan: MergePlan) -> None:
 
 def _warn_of_plain_means(tensors: Sequence[TensorPlan]) -> None:
     """Warns of matrices that a method averages, as no layer is known that they are of."""
-    merged = [t for t in tensors if t.method is not None and t.method.statistic in ("gram", "merged_gram")]
+    merged = [t for t in tensors if t.method is not None and t.method.statistic == "gram"]
     plain = [t.name for t in merged if not t.statistics and len(t.shape) > 1 and not is_by_token(t.name)]
     if plain:
         log.warning(

@@ -34,11 +34,8 @@ _MIXTURE = "mixture_of_experts"
 _MIXTURE_OPTIONS = {"gate_mode": "gate", "experts_per_token": "experts_per_token"}  # beside mergekit-moe's `experts`
 
 # Where mergekit's default is another one: a recipe of its must give its model.
-_SPARSE = ("ties", "dare_linear", "dare_ties", "della", "della_linear", "breadcrumbs", "breadcrumbs_ties")
-_THEIR_DEFAULTS: dict[str, dict[str, Any]] = {
-    **{name: {"density": 1.0} for name in _SPARSE},
-    "model_stock": {"clamp": False},
-}
+_SPARSE = ("ties", "dare_linear", "dare_ties", "della", "della_linear")
+_THEIR_DEFAULTS: dict[str, dict[str, Any]] = {name: {"density": 1.0} for name in _SPARSE}
 
 _WITHOUT_EFFECT = {"name", "int8_mask", "rescale_norm"}  # int8_mask only says how mergekit keeps its masks
 

@@ -1,6 +1,6 @@
-"""Recommends a merge method by the conflicts between models, with its reason and what it cost in our own table."""
+"""Recommends a merge method by the conflicts between models, with its reason."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,21 +20,6 @@ FOREIGN_COSINE = 0.5
 
 HIGH_BARRIER = 0.1
 """Nats a token above the line between two models: their average is a tenth more perplexed than either."""
-
-MEASURED_ON = "SmolLM2-135M"
-"""The models of our own table, BENCHMARKS.md."""
-
-MEASURED: Mapping[str, float] = {
-    "linear": 0.781,
-    "task_arithmetic": 0.994,
-    "ties": 0.988,
-    "dare_ties": 1.003,
-    "della": 0.985,
-    "breadcrumbs": 0.994,
-    "slerp": 0.969,
-    "sce": 0.658,
-}
-"""By method, the share of the specialists' scores that the best merge kept in our own table, on average."""
 
 ENSEMBLE = "ensemble"
 
@@ -118,9 +103,9 @@ def recommend(report: ConflictReport, barriers: Sequence[LossBarrier] = ()) -> t
     worst = max(overall.opposed_weight_share(*pair) for pair in report.pairs)
     if worst >= MANY_CONFLICTS:
         reason = f"the signs oppose in {worst:.0%} of the weight, from {MANY_CONFLICTS:.0%} on it elects them"
-        return "ties", reason + _measured("ties", "task_arithmetic")
+        return "ties", reason
     reason = f"the signs oppose in {worst:.0%} of the weight only, so that little cancels"
-    return "task_arithmetic", reason + _measured("task_arithmetic", "ties")
+    return "task_arithmetic", reason
 
 
 def describe_conflicts(report: ConflictReport, barriers: Sequence[LossBarrier] = ()) -> dict[str, Any]:
@@ -134,11 +119,3 @@ def describe_conflicts(report: ConflictReport, barriers: Sequence[LossBarrier] =
 
 def _is_high(barrier: LossBarrier) -> bool:
     return barrier.height >= HIGH_BARRIER and barrier.low > 0
-
-
-def _measured(method: str, other: str) -> str:
-    """Returns what two methods kept in our own table, as the end of a sentence; nothing if they are not in it."""
-    if method not in MEASURED:
-        return ""
-    compared = f", and {other} {MEASURED[other]:.0%}" if other in MEASURED else ""
-    return f"; with {MEASURED_ON} it kept {MEASURED[method]:.0%} of what each specialist scores{compared}"

@@ -128,15 +128,9 @@ def encode(lm: LanguageModel, examples: Sequence[Example]) -> list[TokenSequence
     return sequences
 
 
-def hidden_states(lm: LanguageModel, sequence: TokenSequence, device: torch.device | None = None) -> Tensor:
-    """Returns the hidden states [S, D] of all tokens but the last one, which is only predicted.
-
-    Args:
-        lm: the model.
-        sequence: the tokens.
-        device: that of the decoder; that of the first parameter by default.
-    """
-    ids = torch.tensor([sequence.ids[:-1]], device=device or lm.device)
+def hidden_states(lm: LanguageModel, sequence: TokenSequence) -> Tensor:
+    """Returns the hidden states [S, D] of all tokens but the last one, which is only predicted."""
+    ids = torch.tensor([sequence.ids[:-1]], device=lm.device)
     hidden: Tensor = lm.decoder(input_ids=ids, use_cache=False).last_hidden_state
     return hidden[0]
 

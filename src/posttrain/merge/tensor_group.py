@@ -4,7 +4,6 @@ import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from torch import Tensor
 from posttrain.merge.order_statistics import of_ranks, rank_of_share
 from posttrain.merge.sources import block_rows
 from posttrain.merge.tensor_reader import Arena, Digests, TensorInput, TensorReader
-from posttrain.merge.whole_model import WholeModel
 from posttrain.store.errors import UserError
 
 _ACCELERATOR_BLOCK = 1 << 24  # elements; a processor's block would keep an accelerator waiting for Python
@@ -45,10 +43,6 @@ BlockFunction = Callable[[Block], Tensor]
 """Returns float32 [rows, columns]: the merged weights, or the task vector to add to the base. May change the block."""
 
 
-ElementFunction = Callable[[Tensor], Sequence[Tensor]]
-"""Makes sequences [n] of the models' values, float32 [models, n], element by element; may change the values."""
-
-
 class TensorGroup:
     """One tensor of every model.
 
@@ -59,7 +53,6 @@ class TensorGroup:
         inputs: one a model.
         base: the base model's, to have task vectors as the values.
         arena: the thread's memory; its device is where the blocks lie.
-        whole: statistics over all tensors that the same method merges.
         seed: the recipe's.
         digests: receives the inputs' digests; None to take none.
 
@@ -76,7 +69,6 @@ class TensorGroup:
         inputs: Sequence[TensorInput],
         base: TensorInput | None,
         arena: Arena,
-        whole: WholeModel | None = None,
         seed: int = 0,
         digests: Digests | None = None,
         *,
@@ -86,7 +78,7 @@ class TensorGroup:
         grams: Sequence[TensorInput] = (),
         inputs_first: bool = False,
     ) -> None:
-        self.name, self.seed, self._whole = name, seed, whole
+        self.name, self.seed = name, seed
         self._inputs = [*inputs, *([base] if base else []), *fisher]
         self.fisher_norms = tuple(fisher_norms)
         self._grams, self._with_fisher, self.inputs_first = list(grams), bool(fisher), inputs_first
@@ -105,17 +97,6 @@ class TensorGroup:
         self._checked = False
 
     @property
-    def whole(self) -> WholeModel:
-        """Returns the statistics over all tensors that the same method merges.
-
-        Raises:
-            ValueError: the group stands alone.
-        """
-        if self._whole is None:
-            raise ValueError(f"{self.name} is a tensor without its model")
-        return self._whole
-
-    @property
     def device(self) -> torch.device | None:
         """Returns the accelerator on which the blocks lie; None on the processor."""
         return self._arena.device
@@ -130,10 +111,6 @@ class TensorGroup:
 
         The products of 2,048 elements are summed in float32, and those sums in float64, in their order.
         """
-        return self._gram.copy()
-
-    @cached_property
-    def _gram(self) -> np.ndarray:
         self.hold()
         total = torch.zeros(self.models, self.models, dtype=torch.float64)
         for block in self.blocks():
@@ -176,49 +153,23 @@ class TensorGroup:
         Args:
             shares: one a model; 0 gives infinity, and any more at least the largest value.
         """
-        return self.kth_largest_of(absolute, [rank_of_share(share, self.elements) for share in shares])
-
-    def kth_largest_of(self, function: ElementFunction, ranks: Sequence[int]) -> list[float]:
-        """Returns the k-th largest element of each sequence that a function makes of the models' values.
-
-        Args:
-            function: makes as many sequences as there are ranks.
-            ranks: k, from 1 for the largest; 0 gives infinity.
-        """
         self.hold()
-        return of_ranks(lambda stride: self._mapped(function, stride), ranks, self.elements)
+        ranks = [rank_of_share(share, self.elements) for share in shares]
+        return of_ranks(self._magnitudes, ranks, self.elements)
 
-    def total(self, function: Callable[[Block], Tensor]) -> np.ndarray:
-        """Returns the sum of a function over all blocks, in float64.
-
-        Args:
-            function: returns as many numbers for each block; it may change the block.
-        """
-        self.hold()
-        total: np.ndarray | float = 0.0
-        for block in self.blocks():
-            total = total + function(block).double().numpy()
-        return np.asarray(total)
-
-    def magnitudes(self, stride: int = 1) -> Iterator[list[np.ndarray]]:
-        """Yields the absolute values of each model, float32 and flat, block by block; every ``stride``-th of a block.
-
-        They may be changed, and last until the next.
-        """
-        return self._mapped(absolute, stride)
-
-    def _mapped(self, function: ElementFunction, stride: int) -> Iterator[list[np.ndarray]]:
+    def _magnitudes(self, stride: int) -> Iterator[list[np.ndarray]]:
+        """Yields every ``stride``-th absolute value of each model, float32 and flat, block by block; until the next."""
         resident = self._reader.resident
         if resident is not None and stride > 1:
             # Of what is in memory only the sample is converted.
             sample = torch.stack([stored[::stride].float() for stored in resident[: self.models]])
             if self._task_vectors and self._base:
                 sample.sub_(resident[self.models][::stride].float())
-            yield [values.numpy() for values in function(sample)]
+            yield list(sample.abs_().numpy())
             return
         for block in self.blocks():
             flat = block.values.flatten(1)
-            yield [values.numpy() for values in function(flat if stride == 1 else flat[:, ::stride].contiguous())]
+            yield list((flat if stride == 1 else flat[:, ::stride].contiguous()).abs_().numpy())
 
     def generator(self, model: int, block: int) -> np.random.Generator:
         """Returns the random generator of one block of one model: the same whatever was drawn before."""
@@ -290,8 +241,3 @@ class TensorGroup:
                     where=entry.source.file(entry.tensor),
                     fix="use an undamaged model",
                 )
-
-
-def absolute(values: Tensor) -> list[Tensor]:
-    """Returns the absolute values of each model, in place."""
-    return list(values.abs_())

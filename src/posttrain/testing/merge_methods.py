@@ -25,7 +25,6 @@ from posttrain.merge.recipe import Recipe
 from posttrain.merge.sources import WeightSource
 from posttrain.merge.tensor_group import TensorGroup
 from posttrain.merge.tensor_reader import Arena, TensorInput
-from posttrain.merge.whole_model import WholeModel
 from posttrain.models.weight_files import WEIGHTS
 from posttrain.store.errors import UserError
 
@@ -211,13 +210,11 @@ class MergeMethodContract:
         for model, copy in zip([*models, base], copies, strict=True):
             _assert_equal(model, copy)
 
-    def test_other_tensors_count_only_in_statistics_of_the_whole_model(
-        self, spec: MergeMethod, count: int, options: Mapping[str, Any]
-    ) -> None:
+    def test_other_tensors_do_not_count(self, spec: MergeMethod, count: int, options: Mapping[str, Any]) -> None:
         models, base = random_models(count)
         expected = merge_tensors(spec, models, base, **options)
         alone = merge_tensors(spec, [{"matrix": model["matrix"]} for model in models], base, **options)
-        assert torch.equal(alone["matrix"], expected["matrix"]) == ("model" not in options.values())
+        assert torch.equal(alone["matrix"], expected["matrix"])
 
     def test_each_block_is_merged_without_the_others(
         self, spec: MergeMethod, count: int, options: Mapping[str, Any]
@@ -226,11 +223,8 @@ class MergeMethodContract:
         plan = _plan(spec, models, base, 0, options)
         expected = merge_tensors(spec, models, base, **options)
         tensor = plan.tensors[0]
-        whole = WholeModel(
-            lambda: (_group(part) for part in plan.tensors), count, sum(t.elements for t in plan.tensors)
-        )
         for number in (2, 0, 1):
-            group = _group(tensor, whole)
+            group = _group(tensor)
             merge = spec.function(group, **tensor.options)
             block = next(block for block in group.blocks() if block.index == number)
             result = merge(block)
@@ -318,7 +312,7 @@ def _plan(
     return MergePlan(recipe, plans, everything, sources[0], sources[0].folder, sources[0])
 
 
-def _group(tensor: TensorPlan, whole: WholeModel | None = None) -> TensorGroup:
+def _group(tensor: TensorPlan) -> TensorGroup:
     assert tensor.method is not None
     statistic = tensor.method.statistic
     return TensorGroup(
@@ -326,11 +320,10 @@ def _group(tensor: TensorPlan, whole: WholeModel | None = None) -> TensorGroup:
         tensor.inputs,
         tensor.base,
         Arena(0),
-        whole,
         task_vectors=tensor.base is not None,
         fisher=tensor.statistics if statistic == "fisher" else (),
         fisher_norms=tensor.norms,
-        grams=tensor.statistics if statistic in ("gram", "merged_gram") else (),
+        grams=tensor.statistics if statistic == "gram" else (),
     )
 
 

@@ -51,14 +51,6 @@ def test_task_arithmetic(merge_vectors: Merge, vectors: list[np.ndarray], peft_m
     _assert_equal(ours, peft_merge("task_arithmetic", WEIGHT))
 
 
-@pytest.mark.parametrize("density", [0.1, 0.5, 0.9])
-def test_magnitude_prune_is_breadcrumbs_without_outliers(
-    density: float, merge_vectors: Merge, vectors: list[np.ndarray], peft_merge: Merge
-) -> None:
-    ours = merge_vectors("breadcrumbs", vectors, weight=WEIGHT, density=density, gamma=0.0)
-    _assert_equal(ours, peft_merge("magnitude_prune", WEIGHT, density=density))
-
-
 @pytest.mark.parametrize(("election", "theirs"), [("weighted", "total"), ("count", "frequency")])
 @pytest.mark.parametrize("density", [0.2, 0.7])
 @pytest.mark.parametrize("weight", [1.0, 0.4])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from posttrain.merge.methods.slerp import slerp_coefficients
 from posttrain.store.errors import UserError
-from posttrain.testing.merge_methods import merge_tensor, merge_tensors, random_models
+from posttrain.testing.merge_methods import merge_tensor
 
 
 def reference(first: np.ndarray, second: np.ndarray, t: float, linear_above: float = 0.9995) -> np.ndarray:
@@ -50,15 +50,7 @@ def test_row(shape: tuple[int, ...]) -> None:
         first.double().numpy().reshape(-1, shape[-1]), second.double().numpy().reshape(-1, shape[-1]), strict=True
     )
     expected = np.stack([reference(*row, 0.3) for row in rows]).reshape(shape)
-    assert_near(merge_tensor("slerp", [first, second], t=0.3, scope="row"), expected, 3e-6)
-
-
-def test_model() -> None:
-    models, _ = random_models(2)
-    flat = [np.concatenate([tensor.double().numpy().ravel() for tensor in model.values()]) for model in models]
-    expected = reference(*flat, 0.3, linear_above=1.0)
-    merged = merge_tensors("slerp", models, t=0.3, scope="model", linear_above=1.0)
-    assert_near(torch.cat([merged[name].reshape(-1) for name in models[0]]), expected)
+    assert_near(merge_tensor("nuslerp", [first, second], weight=[0.7, 0.3], nuslerp_flatten=False), expected, 3e-6)
 
 
 @given(cosine=st.floats(-1, 1), t=st.floats(0, 1))
@@ -82,20 +74,19 @@ def test_zero_vector_counts_as_orthogonal() -> None:
 
 
 def test_ends_are_the_models_to_the_last_bit() -> None:
-    for scope in ("tensor", "row"):
-        first, second = pair((7, 33), 0.2)
-        assert torch.equal(merge_tensor("slerp", [first, second], t=0, scope=scope), first)
-        assert_near(merge_tensor("slerp", [first, second], t=1, scope=scope), second.double().numpy())
+    first, second = pair((7, 33), 0.2)
+    assert torch.equal(merge_tensor("slerp", [first, second], t=0), first)
+    assert_near(merge_tensor("slerp", [first, second], t=1), second.double().numpy())
+    assert torch.equal(merge_tensor("nuslerp", [first, second], weight=[1.0, 0.0], nuslerp_flatten=False), first)
 
 
 @settings(max_examples=20)
-@given(weights=st.tuples(st.floats(0, 10), st.floats(0.1, 10)), flatten=st.booleans())
-def test_nuslerp_is_slerp_at_its_share(weights: tuple[float, float], flatten: bool) -> None:
+@given(weights=st.tuples(st.floats(0, 10), st.floats(0.1, 10)))
+def test_nuslerp_is_slerp_at_its_share(weights: tuple[float, float]) -> None:
     models = pair((5, 6), 0.9999)
-    result = merge_tensor("nuslerp", models, weight=list(weights), nuslerp_flatten=flatten)
     share = weights[1] / sum(weights)
-    scope = "tensor" if flatten else "row"
-    assert torch.equal(result, merge_tensor("slerp", models, t=share, scope=scope, linear_above=1.0))
+    result = merge_tensor("nuslerp", models, weight=list(weights))
+    assert torch.equal(result, merge_tensor("slerp", models, t=share, linear_above=1.0))
 
 
 def test_nuslerp_refuses_weights_that_add_up_to_zero() -> None:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.testing.merge_methods import merge_tensor, merge_tensors, random_models
+from posttrain.testing.merge_methods import merge_tensor
 
 
 def trimmed(vector: np.ndarray, density: float) -> np.ndarray:
@@ -21,11 +21,6 @@ def trimmed(vector: np.ndarray, density: float) -> np.ndarray:
 def elected(vectors: list[np.ndarray], weight: list[float], election: str, normalize: bool) -> np.ndarray:
     """Elects signs and merges the elements that have them."""
     weighted = [factor * vector for factor, vector in zip(weight, vectors, strict=True)]
-    if election == "unweighted":
-        sign = np.where(sum(vectors) >= 0, 1.0, -1.0)
-        agree = [np.sign(vector) == sign for vector in vectors]
-        total = sum(np.where(mask, vector, 0.0) for mask, vector in zip(agree, weighted, strict=True))
-        return averaged(np.asarray(total), agree, weight) if normalize else np.asarray(total)
     ballots = weighted if election == "weighted" else [np.sign(vector) for vector in weighted]
     sign = np.where(sum(ballots) >= 0, 1.0, -1.0)
     agree = [np.sign(vector) == sign for vector in weighted]
@@ -47,7 +42,7 @@ def double(tensor: torch.Tensor) -> np.ndarray:
     seed=st.integers(0, 2**32 - 1),
     density=st.lists(st.sampled_from([0.0, 0.01, 0.2, 0.5, 0.77, 1.0]), min_size=1, max_size=4),
     weights=st.sampled_from([[1.0, 1.0, 1.0, 1.0], [0.5, 2.0, 0.25, 1.5], [1.0, -0.5, 0.75, -2.0]]),
-    election=st.sampled_from(["weighted", "count", "unweighted"]),
+    election=st.sampled_from(["weighted", "count"]),
     normalize=st.booleans(),
     rounded=st.booleans(),
 )
@@ -75,23 +70,6 @@ def test_tensor(
         scale=0.5,
     )
     np.testing.assert_allclose(double(result), expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("density", [0.1, 0.6])
-def test_trim_of_the_whole_model_ranks_across_tensors(density: float) -> None:
-    models, base = random_models(3)
-    # Changes of one tensor are ten times as large: it keeps more.
-    for model in models:
-        model["matrix"] = base["matrix"] + 8 * (model["matrix"] - base["matrix"])
-    names = list(base)
-    flat = [np.concatenate([(double(model[name]) - double(base[name])).ravel() for name in names]) for model in models]
-    kept = [trimmed(vector, density) for vector in flat]
-    expected = elected(kept, [1.0, 1.0, 1.0], "weighted", True)
-    merged = merge_tensors("ties", models, base, density=density, trim="model")
-    result = np.concatenate([(double(merged[name]) - double(base[name])).ravel() for name in names])
-    np.testing.assert_allclose(result, expected, atol=2e-6)
-    by_tensor = merge_tensors("ties", models, base, density=density)
-    assert not torch.equal(by_tensor["matrix"], merged["matrix"])
 
 
 def test_paper_figure_of_conflicting_signs() -> None:

@@ -15,10 +15,8 @@ Result = Literal["model", "adapter", "mixture"]
 PerModel = tuple[float, ...]
 """Annotation of an option with one number a model; a single number counts for all of them."""
 
-Statistic = Literal["fisher", "gram", "merged_gram"]
-"""A statistic of one model on its data: the diagonal Fisher information, or the Gram matrices of its linear layers.
-
-Those of ``merged_gram`` are of inputs that the merged model's earlier layers give."""
+Statistic = Literal["fisher", "gram"]
+"""A statistic of one model on its data: the diagonal Fisher information, or the Gram matrices of its linear layers."""
 
 PerHead = tuple[tuple[float, ...], ...]
 """Annotation of an option with a list a model, of one number an attention head."""
@@ -48,7 +46,7 @@ class MergeMethod:
         task_vectors: the group's values are task vectors (weights minus base) and the result is added to the base.
         models: the least and the most models that it merges, without the base.
         ranges: bounds of options.
-        statistic: what it needs of each model's data: ``fisher`` is in the blocks, the others in the group.
+        statistic: what it needs of each model's data: ``fisher`` is in the blocks, ``gram`` in the group.
         result: what it writes.
         accelerated: its blocks may lie on a GPU: those that solve equations, and the mean, which goes with them.
         needs: options of which a recipe must give at least one, as their defaults make another method of it.

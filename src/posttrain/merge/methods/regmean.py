@@ -1,6 +1,6 @@
-"""RegMean and RegMean++: linear layers that give what each model's layer gives on its inputs, by least squares."""
+"""RegMean: linear layers that give what each model's layer gives on its inputs, by least squares."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 import torch
@@ -13,10 +13,9 @@ from posttrain.store.errors import UserError
 
 # Off-diagonals are scaled by no more: it keeps the sum of the Gram matrices, which files hold in float32, invertible.
 _MOST_ALPHA = 1 - 1e-6
-_RANGES = {"weight": Range(0), "alpha": Range(0, 1)}
 
 
-@merge_method("regmean", ranges=_RANGES, statistic="gram", accelerated=True)
+@merge_method("regmean", ranges={"weight": Range(0), "alpha": Range(0, 1)}, statistic="gram", accelerated=True)
 def regmean(group: TensorGroup, *, weight: PerModel = (1.0,), alpha: float = 0.9) -> BlockFunction:
     """Minimises sum_i w_i |X_i W - X_i W_i|^2 for each linear layer (RegMean, Jin et al. 2023).
 
@@ -39,33 +38,6 @@ def regmean(group: TensorGroup, *, weight: PerModel = (1.0,), alpha: float = 0.9
     Raises:
         UserError: the weights add up to zero, or an ``alpha`` of about 1 leaves no unique solution.
     """
-    return _least_squares(group, weight, alpha)
-
-
-@merge_method("regmean_plus_plus", ranges=_RANGES, statistic="merged_gram", accelerated=True)
-def regmean_plus_plus(group: TensorGroup, *, weight: PerModel = (1.0,), alpha: float = 0.9) -> BlockFunction:
-    """Merges as `regmean`, on inputs that the merged model's earlier layers give (RegMean++, Nguyen et al. 2025).
-
-    The closed form is that of `regmean`. Only X_i differ (arXiv:2508.03121): decoder layers are merged from
-    the first to the last, and what model i's layer l reads is h_i^(l) = f_M^(l-1)(h_i^(l-1)), where f_M^(l-1) is the
-    layer before as it was merged, and h_i^(0) is the merged embedding of model i's data. Inside of the layer, X_i is
-    what model i's own linear layers read as its layer f_i^(l) runs on h_i^(l). The output head reads the merged last
-    norm. `regmean` takes what model i's own earlier layers give, which the merged model never computes.
-
-    Prompts are shown in the merged model's template and tokens. The Gram matrices are computed before the merge, with
-    one layer in memory (`posttrain.merge.merged_grams`).
-
-    Args:
-        weight: w, one a model.
-        alpha: factor of the off-diagonal elements; see `regmean`.
-
-    Raises:
-        UserError: as `regmean`.
-    """
-    return _least_squares(group, weight, alpha)
-
-
-def _least_squares(group: TensorGroup, weight: Sequence[float], alpha: float) -> BlockFunction:
     shares = normalized(weight)
     if not group.experts:
         return combine(shares)

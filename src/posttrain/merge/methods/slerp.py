@@ -4,7 +4,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posttrain.merge.methods.angles import RowScope, cosines, gram_matrix, row_gram_matrices
 from posttrain.merge.methods.base import PerModel, Range, merge_method
 from posttrain.merge.methods.linear import combine, normalized
 from posttrain.merge.tensor_group import Block, BlockFunction, TensorGroup
@@ -14,9 +13,7 @@ _COLLINEAR = 1 - 1e-6
 
 
 @merge_method("slerp", models=(2, 2), ranges={"t": Range(0, 1), "linear_above": Range(0, 1)})
-def slerp(
-    group: TensorGroup, *, t: float = 0.5, scope: RowScope = "tensor", linear_above: float = 0.9995
-) -> BlockFunction:
+def slerp(group: TensorGroup, *, t: float = 0.5, linear_above: float = 0.9995) -> BlockFunction:
     """Interpolates two models along the arc between their directions (Shoemake 1985).
 
     (sin((1 - t) a) theta_1 + sin(t a) theta_2) / sin(a), a being the angle between the two. The coefficients are those
@@ -24,14 +21,13 @@ def slerp(
     circle. Where |cos(a)| is above ``linear_above`` the interpolation is linear, for identical and for opposite models
     too. A zero vector has no direction and counts as orthogonal.
 
-    With the defaults the result is that of mergekit's ``slerp``, which knows the angle of the tensor alone.
+    The angle is that of the whole tensor, as in mergekit's ``slerp``, whose result this is with the defaults.
 
     Args:
         t: 0 for the first model (or the base, if the recipe names one) to 1 for the second.
-        scope: the angle is that of the whole tensor, of each row (of the last dimension), or of the whole model.
         linear_above: cosine above which the interpolation is linear; with 1, of collinear models only.
     """
-    return _interpolate(group, t, scope, linear_above)
+    return _interpolate(group, t, linear_above)
 
 
 @merge_method("nuslerp", models=(2, 2), ranges={"weight": Range(0)})
@@ -47,7 +43,8 @@ def nuslerp(group: TensorGroup, *, weight: PerModel = (1.0,), nuslerp_flatten: b
     Raises:
         UserError: the weights add up to zero.
     """
-    return _interpolate(group, normalized(weight)[1], "tensor" if nuslerp_flatten else "row", 1.0)
+    t = normalized(weight)[1]
+    return _interpolate(group, t, 1.0) if nuslerp_flatten else _interpolate_rows(t)
 
 
 def slerp_coefficients(cosine: np.ndarray, t: float, linear_above: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
@@ -64,21 +61,25 @@ def slerp_coefficients(cosine: np.ndarray, t: float, linear_above: float = 1.0) 
     return np.where(linear, 1 - t, first), np.where(linear, t, second)
 
 
-def _interpolate(group: TensorGroup, t: float, scope: str, linear_above: float) -> BlockFunction:
-    if scope == "row":
-        return _interpolate_rows(t, linear_above)
-    cosine = cosines(gram_matrix(group, scope))[0, 1]
+def _cosine(first: np.ndarray, product: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Returns the cosine between two vectors from their squared norms and their product; 0 with a zero vector."""
+    lengths = np.sqrt(first.clip(0)) * np.sqrt(second.clip(0))
+    return np.asarray(np.divide(product, lengths, out=np.zeros_like(lengths), where=lengths > 0).clip(-1, 1))
+
+
+def _interpolate(group: TensorGroup, t: float, linear_above: float) -> BlockFunction:
+    products = group.gram()
+    cosine = _cosine(products[0, :1], products[0, 1:], products[1, 1:])
     first, second = slerp_coefficients(cosine, t, linear_above)
-    return combine([float(first), float(second)])
+    return combine([float(first[0]), float(second[0])])
 
 
-def _interpolate_rows(t: float, linear_above: float) -> BlockFunction:
+def _interpolate_rows(t: float) -> BlockFunction:
     def merge(block: Block) -> Tensor:
-        cosine = cosines(row_gram_matrices(block.values))[:, 0, 1]
-        first, second = (
-            torch.from_numpy(coefficients).float()[:, None]
-            for coefficients in slerp_coefficients(cosine, t, linear_above)
-        )
-        return torch.addcmul(block.values[0].mul_(first), block.values[1], second, out=block.values[0])
+        one, two = block.values
+        products = (torch.linalg.vecdot(*pair).double().numpy() for pair in ((one, one), (one, two), (two, two)))
+        coefficients = slerp_coefficients(_cosine(*products), t)
+        first, second = (torch.from_numpy(values).float()[:, None] for values in coefficients)
+        return torch.addcmul(one.mul_(first), two, second, out=one)
 
     return merge

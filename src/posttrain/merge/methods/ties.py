@@ -22,10 +22,9 @@ def ties(
     *,
     weight: PerModel = (1.0,),
     density: PerModel = (0.2,),
-    election: Literal["weighted", "count", "unweighted"] = "weighted",
+    election: Literal["weighted", "count"] = "weighted",
     normalize: bool = True,
     scale: float = 1.0,
-    trim: Literal["tensor", "model"] = "tensor",
 ) -> BlockFunction:
     """Merges task vectors after Yadav et al. 2023.
 
@@ -33,22 +32,19 @@ def ties(
     of them stay too. Elect: the sign of each element is that of the weighted sum. Merge: the weighted values with that
     sign are added.
 
-    The paper trims over the whole model (``trim: model``), has no weights and averages (``normalize``). mergekit trims
-    each tensor. PEFT trims each tensor too, elects without the weights, and divides by the number of the models that
+    Each tensor is trimmed by itself, as in mergekit and PEFT; the paper ranks the elements of the whole model, has no
+    weights and averages (``normalize``). PEFT elects without the weights, and divides by the number of the models that
     agree, not by their weights: with equal weights w its result is that of ``scale`` w.
 
     Args:
         weight: w, one a model.
         density: share of the elements that stay, at least one element unless it is 0; the paper's k is 20%.
         election: by the sum of the weighted values, or by the number of models with the sign (mergekit's ``sum`` and
-            ``count``); ``unweighted`` by the sum before the weights, which then are factors of what agrees, as the
-            coefficients of AdaMerging++ are (Yang et al. 2024, arXiv:2310.02575, section 3.2).
+            ``count``).
         normalize: divide by the weights of the models that agree, element by element.
         scale: factor of the merged task vector, the paper's lambda.
-        trim: rank the elements of a tensor, or those of the whole model.
     """
-    shares = [min(max(value, 0.0), 1.0) for value in density]
-    thresholds = group.kth_largest(shares) if trim == "tensor" else group.whole.kth_largest(shares)
+    thresholds = group.kth_largest([min(max(value, 0.0), 1.0) for value in density])
 
     def trim_block(block: Block) -> None:
         for values, threshold in zip(block.values, thresholds, strict=True):
@@ -82,15 +78,10 @@ def sparsify_and_elect(
 
     def merge(block: Block) -> Tensor:
         sparsify(block)
-        if election == "unweighted":
-            keep_agreeing(block.values)
         for values, factor in zip(block.values, factors, strict=True):
             if factor != 1:
                 values.mul_(factor)
-        if election == "unweighted":
-            total = add_kept(block.values, weight if normalize else None)
-        else:
-            total = elect_and_add(block.values, weight, election, normalize)
+        total = elect_and_add(block.values, weight, election, normalize)
         return total if scale == 1 else total.mul_(scale)
 
     return merge
@@ -102,38 +93,6 @@ def keep_from(values: Tensor, threshold: float) -> Tensor:
     below = float(np.nextafter(np.float32(threshold), np.float32(0)))
     torch.ops.aten.hardshrink.out(values, below, out=values)
     return values
-
-
-def keep_agreeing(values: Tensor) -> None:
-    """Sets the values to zero whose sign is not that of their sum, element by element, in place.
-
-    Args:
-        values: float32 [models, rows, columns], without weights.
-    """
-    signs = elect_signs(values, "weighted")
-    for value in values:
-        value.mul_(signs).clamp_min_(0).mul_(signs)
-
-
-def add_kept(values: Tensor, weight: Sequence[float] | None) -> Tensor:
-    """Adds weighted values, element by element.
-
-    Args:
-        values: float32 [models, rows, columns], 0 where they do not count; changed.
-        weight: to divide by the sum of those of the models that count; None to divide by nothing.
-
-    Returns:
-        float32 [rows, columns].
-    """
-    total = values[0].clone()
-    for value in values[1:]:
-        total.add_(value)
-    if weight is None:
-        return total
-    divisor = torch.zeros_like(total)
-    for value, factor in zip(values, weight, strict=True):
-        divisor.add_(value.ne_(0), alpha=factor)
-    return _divide(total, divisor, weight)
 
 
 def elect_and_add(values: Tensor, weight: Sequence[float], election: str, normalize: bool) -> Tensor:

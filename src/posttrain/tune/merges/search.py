@@ -1,4 +1,4 @@
-"""Chooses the numbers of a recipe by data: by the merged model's score on suites, or by AdaMerging without answers."""
+"""Searches the numbers of a recipe by the merged model's score on suites."""
 
 import hashlib
 import logging
@@ -9,14 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.evaluate.bootstrap import Interval, paired_bootstrap, paired_scores
-from posttrain.merge.adamerging import (
-    AdaMergingConfig,
-    LearnedCoefficients,
-    UnlabelledTask,
-    elected_task_vectors,
-    learn_coefficients,
-)
-from posttrain.merge.api import merge, planned_merge
+from posttrain.merge.api import merge
 from posttrain.merge.engine import MEMORY
 from posttrain.merge.output_folder import scratch_folder
 from posttrain.merge.recipe import Recipe
@@ -25,7 +18,7 @@ from posttrain.merge.search_space import search_space, with_values
 from posttrain.merge.trials import Scores
 from posttrain.models.language_model import load_language_model
 from posttrain.models.precision import choose_precision
-from posttrain.models.task import TaskConfig, record_turns
+from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.store.files import remove_tree
 from posttrain.tune.merges.data import read_examples
@@ -157,76 +150,6 @@ def search_recipe(
         pair = paired_scores(tables["best"].predictions, tables["first"].predictions)
         gains[suite.name] = paired_bootstrap(*pair, seed=recipe.seed)
     return SearchReport(with_values(recipe, result.best.values), result, scores, gains)
-
-
-def adamerge(
-    recipe: Recipe,
-    root: Path,
-    scratch: Path,
-    data: Sequence[str | MergeSuite],
-    config: AdaMergingConfig,
-    *,
-    data_root: Path | None = None,
-) -> tuple[Recipe, LearnedCoefficients]:
-    """Learns the coefficients of task vectors from prompts without answers; see `learn_coefficients`.
-
-    Args:
-        recipe: a recipe of task arithmetic, with the models and the base.
-        root: the folder that its paths are relative to.
-        scratch: the folder in which temporary files may lie.
-        data: records or suites, whose answers are not read; see `read_merge_suites`.
-        config: steps and the like.
-        data_root: the folder that ``data`` is relative to; ``root`` by default.
-
-    Returns:
-        The recipe that has the coefficients, of task arithmetic or, for AdaMerging++, of TIES; and what was learned.
-
-    Raises:
-        UserError: models or data cannot be used.
-    """
-    if not data:
-        raise UserError("learns from data", where="adamerging", fix="name a file of records with --data")
-    if recipe.slices:
-        raise UserError("merges whole models", where="adamerging", fix="leave out the slices")
-    # As the merge that follows: all that can be wrong is named before minutes of steps.
-    with planned_merge(recipe, root, scratch):
-        pass
-    with scratch_folder(scratch) as temporary:
-        folders = local_models(recipe, root, temporary)
-        tasks = [
-            UnlabelledTask(
-                suite.name, suite.task, [turns for row in suite.records.to_pylist() if (turns := record_turns(row))]
-            )
-            for suite in read_merge_suites(data, data_root or root, folders)[0]
-        ]
-        assert recipe.base is not None, "task arithmetic has one, or planning had failed"
-        base = folders[recipe.base, None]
-        models = [folder for key, folder in folders.items() if key != (recipe.base, None)]
-        if config.density is not None:
-            models = elected_models(base, models, config.density, temporary)
-        learned = learn_coefficients(base, models, tasks, config, recipe.seed)
-    log.info("  entropy %.4f at the start, %.4f at the end", learned.first, learned.last)
-    return learned.recipe(recipe, config.density), learned
-
-
-def elected_models(base: Path, models: Sequence[Path], density: float, scratch: Path) -> list[Path]:
-    """Writes the base plus what TIES leaves of each model's task vector, in float32; see `elected_task_vectors`.
-
-    Args:
-        base: folder of the model that all were trained from.
-        models: folders of the models.
-        density: share of a task vector's elements that stay.
-        scratch: an existing folder, which the models are written into.
-    """
-    values = elected_task_vectors(density)
-    folders = []
-    for number in range(len(models)):
-        weight = [float(other == number) for other in range(len(models))]
-        values["parameters"] |= {"weight": weight}
-        names = {"base": str(base.absolute()), "models": [str(model.absolute()) for model in models]}
-        folders.append(scratch / f"elected-{number}")
-        merge(Recipe.read({**values, **names, "dtype": "float32"}, "adamerging"), folders[-1])
-    return folders
 
 
 def _halves(suite: MergeSuite) -> tuple[MergeSuite, MergeSuite]:
