@@ -1,7 +1,8 @@
 """Measures how the source tree reads: ``python tools/structure.py [SRC]``.
 
-Prints modules, lines, module sizes, small modules with one importer, import circles, why-comments and names to avoid.
-Package ``__init__`` files are not counted as modules.
+Prints modules, lines of code, lines and branches of functions, module sizes, small modules with one importer,
+import circles, why-comments, names to avoid and the lines of the tests beside SRC. Package ``__init__`` files are
+not counted as modules.
 """
 
 import ast
@@ -11,6 +12,7 @@ import statistics
 import sys
 import tokenize
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 AVOIDED = ("found", "told", "said")
@@ -88,6 +90,35 @@ def comment_lines(text: str) -> int:
     return len(lines)
 
 
+def code_lines(text: str, tree: ast.Module) -> int:
+    """Lines that hold a token of code: no blank lines, no docstrings, no lines with a comment alone."""
+    lines: set[int] = set()
+    passed = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in passed:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
+            node
+        ):
+            lines.difference_update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    return len(lines)
+
+
+def functions(trees: Iterable[ast.Module]) -> list[tuple[int, int]]:
+    """Lines and branches of every function: conditions, loops, handlers, cases and boolean operators."""
+    branches = (ast.If, ast.IfExp, ast.For, ast.While, ast.ExceptHandler, ast.BoolOp, ast.match_case, ast.comprehension)
+    return [
+        (
+            (node.end_lineno or node.lineno) - node.lineno + 1,
+            sum(isinstance(inner, branches) for inner in ast.walk(node)),
+        )
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+
+
 def avoided_names(tree: ast.Module) -> int:
     """How often a variable, parameter, function or attribute is called by a name to avoid."""
     count = 0
@@ -121,6 +152,15 @@ def main() -> None:
     comments = sum(map(comment_lines, texts.values()))
     print(f"files                          {len(modules)}, {len(files)} without __init__")
     print(f"lines                          {total}")
+    print(f"lines of code                  {sum(code_lines(text, trees[name]) for name, text in texts.items())}")
+    for title, numbers in zip(("lines", "branches"), zip(*functions(trees.values()), strict=True), strict=True):
+        tail = statistics.quantiles(numbers, n=20)[-1]
+        title = f"{title} a function"
+        print(
+            f"{title:<30} mean {statistics.mean(numbers):.2f}, median {statistics.median(numbers):.0f}, 95% {tail:.0f}"
+        )
+    test_lines = [path.read_text(encoding="utf-8").count("\n") for path in sorted((src.parent / "tests").rglob("*.py"))]
+    print(f"lines of tests                 {sum(test_lines)} in {len(test_lines)} files")
     print(f"module size                    median {statistics.median(sizes):.0f}, largest {max(sizes)}")
     print(f"under 40 lines                 {sum(size < 40 for size in sizes)}, with one importer {len(small)}")
     print(f"with a single importer         {len(single)} of {len(files)}: {100 * len(single) / len(files):.0f}%")
