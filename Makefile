@@ -1,5 +1,6 @@
 # make demo     installs what is needed and runs the whole loop on the bundled task
-# make test     installs what the tests need and runs them all
+# make test     installs what the tests need and runs them, with a seventh of the long form
+# make test-long  all tests, with the whole long form: kills, attacks, browsers, every command of the documents
 # make check    style, layers, types and the quick tests
 # make install  everything that the two need
 # make lint     style, layers and types
@@ -9,11 +10,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-# Two workers more than the two cores that CI has: tests wait for servers, browsers and disks. Without files of compiled
-# code every worker, and every program that a test starts, would compile its sources anew.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 4 --dist worksteal
+# A file of tests runs in one worker, which builds its fixtures once. Without files of compiled code every worker, and
+# every program that a test starts, would compile its sources again.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist loadfile
 
-.PHONY: demo test check install lint
+.PHONY: demo test test-long check install lint
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -21,6 +22,9 @@ demo: $(VENV)/.installed
 
 test: lint
 	$(PYTEST)
+
+test-long: lint
+	$(PYTEST) --long
 
 check: lint
 	$(PYTEST) -m "not slow"

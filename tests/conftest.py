@@ -7,6 +7,8 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,22 +40,46 @@ settings.register_profile("no_deadline", deadline=None, max_examples=40)
 settings.load_profile("no_deadline")
 
 
-# Whole runs in separate processes, the commands of the documents, and thousands of damaged files.
-SLOW_FOLDERS = ("e2e", "docs", "fuzz")
-# The real model, and workspaces in which a loop is run.
+# The long form: whole runs in processes of their own, attacks, browsers, the commands of the documents.
+LONG_FOLDERS = ("web/browser", "e2e", "attack", "fuzz")
+LONG_FIXTURES = {"page_run", "run", "run_block", "demo"}
+# Above half a second: the real model, and workspaces in which a loop is run.
 SLOW_FIXTURES = {"smollm2", "small", "small_anywhere", "finished_workspace", "begun_workspace"}
-# Run first: workers take over each other's last tests, which should be short and share no server.
-LONG_FOLDERS = ("web/browser", "e2e", "docs")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark whole folders and the tests that use a slow fixture as slow, and put the longest tests first."""
-    tests = Path(__file__).parent
-    items.sort(key=lambda item: not item.path.relative_to(tests).as_posix().startswith(LONG_FOLDERS))
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds ``--long``."""
+    parser.addoption("--long", action="store_true", help="run the whole long form, not the seventh that is due")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks long and slow tests, keeps the long ones that are due, and puts them first."""
+    due = None if config.getoption("long") else _seventh()
+    kept, deselected = [], []
     for item in items:
-        folder = item.path.relative_to(tests).parts[0]
-        if folder in SLOW_FOLDERS or SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if _folder(item).startswith(LONG_FOLDERS) or LONG_FIXTURES & fixtures:
+            item.add_marker(pytest.mark.long)
+        is_long = item.get_closest_marker("long") is not None
+        if is_long or SLOW_FIXTURES & fixtures:
             item.add_marker(pytest.mark.slow)
+        each_change = item.get_closest_marker("each_change") is not None
+        runs = not is_long or each_change or due is None or zlib.crc32(item.nodeid.encode()) % 7 == due
+        (kept if runs else deselected).append(item)
+    kept.sort(key=lambda item: item.get_closest_marker("long") is None)
+    items[:] = kept
+    config.hook.pytest_deselected(items=deselected)
+
+
+def _folder(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).as_posix()
+
+
+def _seventh() -> int:
+    """The seventh of the long form that is due: by the day of the commit, so that a week of changes runs it all."""
+    command = ("git", "log", "-1", "--format=%ct")
+    result = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return int(result.stdout or 0) // 86_400 % 7
 
 
 def pytest_collection_finish() -> None:

@@ -51,6 +51,7 @@ def test_what_a_killed_process_left_is_on_the_disk_before_it_is_recorded(workloa
     assert attack.cut_after_kills().findings == []
 
 
+@pytest.mark.each_change
 @pytest.mark.parametrize(
     ("workload", "kind"), [("stages", "folder"), ("feedback", "file"), ("checkpoints", "folder"), ("scores", "file")]
 )

@@ -19,6 +19,7 @@ def page_run(tmp_path_factory: pytest.TempPathFactory, walk: Walk) -> tuple[Path
     return folder, walk("quickstart.md", folder)
 
 
+@pytest.mark.each_change
 def test_the_quickstart_ends_with_a_rollback_to_an_earlier_champion(page_run: tuple[Path, Quoted]) -> None:
     folder, _ = page_run
     state = posttrain.Workspace(folder / "support").status()
@@ -31,6 +32,7 @@ def test_the_quickstart_ends_with_a_rollback_to_an_earlier_champion(page_run: tu
     assert '<figure class="chart">' in (folder / "support" / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.each_change
 def test_the_commands_of_the_quickstart_print_the_quoted_output(page_run: tuple[Path, Quoted]) -> None:
     _, quoted = page_run
     assert len(quoted) >= 5

@@ -34,6 +34,7 @@ def test_kill_the_demo_in_its_second_round(demo: Loop) -> None:
     assert (demo.folder / "report.html").stat().st_size > 0
 
 
+@pytest.mark.each_change
 def test_repeated_kills(small_loop: Loop, small_reference: dict[str, Any]) -> None:
     """The time before each kill grows, because a slow machine may need longer to start at all."""
     patience, kills = 1.0, 0

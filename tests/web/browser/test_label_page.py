@@ -14,6 +14,7 @@ from posttrain.label.queue_rows import QueueConfig
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.each_change
 def test_a_batch_is_labelled_and_adjudicated_by_keyboard_alone(live: Any) -> None:
     queue = Queue(live.store.metadata, QueueConfig(overlap=2, check=0.0))
     queue.add_batch("keys", "choice", messages(6), labels=INTENTS)
