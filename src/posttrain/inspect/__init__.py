@@ -1,0 +1,1 @@
+"""Questions about a workspace: show, status, preview, compare, verify, explain. Reads; changes nothing."""
