@@ -18,7 +18,7 @@ from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.config import TrainConfig
 from posttrain.train.objectives.loss import Loss
 from posttrain.train.objectives.sft import SftObjective
-from posttrain.train.optim.loss_scale import ScalingConfig
+from posttrain.train.optim import loss_scale
 from posttrain.train.stage import train
 
 pytestmark = pytest.mark.slow
@@ -26,6 +26,12 @@ pytestmark = pytest.mark.slow
 TASK = TaskConfig(system="Name the intent.")
 NO_CHECKPOINTS = CheckpointConfig(every_seconds=None)
 Steps = list[dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def _a_scale_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starts with a scale at which the tiny model's gradients do not overflow."""
+    monkeypatch.setattr(loss_scale, "INITIAL", 2.0**10)
 
 
 @pytest.fixture
@@ -61,7 +67,7 @@ def plant_gradient_factor(monkeypatch: pytest.MonkeyPatch, calls: set[int], fact
 
 def test_the_trajectory_is_near_float32(run: Callable[..., Steps]) -> None:
     reference = run("float32", precision="float32")
-    result = run("float16", scaling=ScalingConfig(initial=2.0**10))
+    result = run("float16")
     residuals = np.array(
         [step["loss"] / reference_step["loss"] - 1 for step, reference_step in zip(result, reference, strict=True)]
     )
@@ -78,8 +84,9 @@ def test_the_trajectory_is_near_float32(run: Callable[..., Steps]) -> None:
     assert {step["loss_scale"] for step in reference} == {None}
 
 
-def test_a_far_too_large_scale_is_reduced(run: Callable[..., Steps]) -> None:
-    steps = run("large", epochs=8, scaling=ScalingConfig(initial=2.0**22))
+def test_a_far_too_large_scale_is_reduced(run: Callable[..., Steps], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_scale, "INITIAL", 2.0**22)
+    steps = run("large", epochs=8)
     scale = 2.0**22
     overflow_count = 0
     for step in steps:
@@ -93,9 +100,9 @@ def test_a_far_too_large_scale_is_reduced(run: Callable[..., Steps]) -> None:
 
 
 def test_an_overflow_skips_one_step(run: Callable[..., Steps], monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = run("clean", scaling=ScalingConfig(initial=2.0**10))
+    expected = run("clean")
     plant_gradient_factor(monkeypatch, {5}, float("inf"))
-    steps = run("planted", scaling=ScalingConfig(initial=2.0**10))
+    steps = run("planted")
     assert [step["grad_norm"] is None for step in steps] == [number == 5 for number in range(12)]
     assert [step["loss_scale"] for step in steps] == [2.0**10] * 6 + [2.0**9] * 6
     assert [step["loss"] for step in steps[:6]] == [step["loss"] for step in expected[:6]]
@@ -123,19 +130,22 @@ def test_the_monitor_handles_a_nan_loss(
         return Loss(result.sum * torch.nan, result.count) if calls == 3 else result
 
     monkeypatch.setattr(SftObjective, "loss", loss_with_nan)
-    float16_config = config.model_copy(update={"precision": "float16", "scaling": ScalingConfig(initial=2.0**10)})
+    float16_config = config.model_copy(update={"precision": "float16"})
     meta = train(tiny_model, records, float16_config, TASK, seed=3, out=tmp_path / "out", scratch=tmp_path / "s")
     assert [decision["kind"] for decision in meta["decisions"]] == ["nan"]
 
 
-def test_the_loss_scale_grows_during_a_training(run: Callable[..., Steps]) -> None:
-    steps = run("growing", scaling=ScalingConfig(initial=64.0, growth_interval=5))
+def test_the_loss_scale_grows_during_a_training(run: Callable[..., Steps], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_scale, "INITIAL", 64.0)
+    monkeypatch.setattr(loss_scale, "GROWTH_INTERVAL", 5)
+    steps = run("growing")
     assert [step["loss_scale"] for step in steps] == [64.0] * 5 + [128.0] * 5 + [256.0] * 2
 
 
 def test_a_training_stops_if_no_scale_helps(run: Callable[..., Steps], monkeypatch: pytest.MonkeyPatch) -> None:
     plant_gradient_factor(monkeypatch, set(), float("inf"))
+    monkeypatch.setattr(loss_scale, "INITIAL", 16.0)
     with pytest.raises(
         WorkError, match=r"in 5 steps, .*even with the loss scaled by 1; train with train\.precision=bfloat16"
     ):
-        run("never", scaling=ScalingConfig(initial=16.0), epochs=10)
+        run("never", epochs=10)

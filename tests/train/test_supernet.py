@@ -156,7 +156,7 @@ def test_a_steps_gradient_is_the_mean_of_its_subnetworks(
         "clip": None,
         "micro_batch_tokens": tokens,
         "learning_rate": 1.0,
-        "optimizer": {"name": "sgd", "momentum": 0.0, "weight_decay": 0.0},
+        "optimizer": {"name": "sgd", "weight_decay": 0.0},
         "schedule": {"name": "constant", "warmup": 0},
         "method": "lora",
         "lora": lora().model_dump(),

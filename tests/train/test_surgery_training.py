@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 TASK = TaskConfig(system="Name the intent.")
 TOPICS = "abcabbacab"
 METHODS = ["pcgrad", "cagrad", "mgda"]
-SGD = {"name": "sgd", "momentum": 0.0, "weight_decay": 0.0}
+SGD = {"name": "sgd", "weight_decay": 0.0}
 Run = Callable[..., list[dict[str, Any]]]
 
 

@@ -11,7 +11,7 @@ import pytest
 from posttrain.models.task import TaskConfig
 from posttrain.train import trainer
 from posttrain.train.config import TrainConfig
-from posttrain.train.monitor.decisions import MonitorDecision
+from posttrain.train.monitor.decisions import POLICIES, Action, MonitorDecision
 from posttrain.train.monitor.metrics import StepValues
 from posttrain.train.stage import train
 from posttrain.train.trainer import StepResult
@@ -60,10 +60,12 @@ def test_each_decision_is_reported_once(
     checkpointed: TrainConfig,
     tmp_path: Path,
     spoil_loss: Callable[[int, float], None],
-    action: str,
+    action: Action,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spoil_loss(3, float("nan"))
-    values = checkpointed.model_dump(mode="json") | {"watch": {"nan": {"action": action}}, "micro_batch_tokens": 4096}
+    monkeypatch.setitem(POLICIES, "normal", POLICIES["normal"] | {"nan": action})
+    values = checkpointed.model_dump(mode="json") | {"micro_batch_tokens": 4096}
     sink = DecisionSink()
     result = train(
         tiny_model,

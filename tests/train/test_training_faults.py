@@ -19,7 +19,8 @@ from posttrain.models.task import TaskConfig
 from posttrain.store.errors import WorkError
 from posttrain.train.checkpoint import writer as checkpoint_write
 from posttrain.train.config import TrainConfig
-from posttrain.train.monitor.config import MonitorConfig
+from posttrain.train.monitor.decisions import POLICIES
+from posttrain.train.monitor.detectors import LossDivergence, Plateau
 from posttrain.train.objectives.loss import Loss
 from posttrain.train.objectives.sft import SftObjective
 from posttrain.train.stage import train
@@ -304,11 +305,11 @@ def test_a_divergence_rolls_back_as_far_as_checkpoints_reach(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It starts at step 15 and is detected at step 18; with only two checkpoints, the older one must do."""
+    monkeypatch.setitem(POLICIES, "normal", POLICIES["normal"] | {"explosion": "warn"})
+    for name in ("WINDOW", "PATIENCE"):
+        monkeypatch.setattr(LossDivergence, name, 3)
     changes = {
         "epochs": 8,
-        "watch": MonitorConfig.read(
-            {"divergence": {"window": 3, "patience": 3}, "explosion": {"action": "warn"}}, "here"
-        ),
         "checkpoint": long_config.checkpoint.model_copy(update={"keep_last": 2}),
     }
     calls = 0
@@ -324,17 +325,23 @@ def test_a_divergence_rolls_back_as_far_as_checkpoints_reach(
     assert (decision["action"], decision["since"], decision["step"]) == ("rollback", 15, 18)
     assert result["steps"] == 24
     assert calls == 24 + 19 - 17
-    interventions = json.loads((tmp_path / "scratch" / "notes.json").read_text())["course"]
-    assert interventions == {"left_out": [15, 16, 17, 18], "rate_factor": 1.0, "turned_factor": 1.0, "turns": 1}
+    interventions = json.loads((tmp_path / "scratch" / "notes.json").read_text())["interventions"]
+    assert interventions == {
+        "skipped_steps": [15, 16, 17, 18],
+        "lr_scale": 1.0,
+        "rollback_lr_scale": 1.0,
+        "rollbacks": 1,
+    }
 
 
 def test_lowering_the_rate_skips_no_step(
-    tiny_model: Path, records: pa.Table, long_config: TrainConfig, tmp_path: Path
+    tiny_model: Path, records: pa.Table, long_config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monitor = MonitorConfig.read({"plateau": {"action": "lower_rate", "window": 10, "improvement": 50.0}}, "here")
+    monkeypatch.setitem(POLICIES, "normal", POLICIES["normal"] | {"plateau": "lower_rate"})
+    monkeypatch.setattr(Plateau, "WINDOW", 10)
+    monkeypatch.setattr(Plateau, "IMPROVEMENT", 50.0)
     changes = {
         "epochs": 5,
-        "watch": monitor,
         "schedule": long_config.schedule.model_copy(update={"name": "constant", "warmup": 0.0}),
     }
     result = run_training(tiny_model, records, long_config.model_copy(update=changes), tmp_path)
@@ -342,4 +349,4 @@ def test_lowering_the_rate_skips_no_step(
     log = json.loads((tmp_path / "out" / "training.json").read_text())
     rates = [step["lr"] for step in log]
     assert rates[first["step"]] == 2 * rates[first["step"] + 1]
-    assert json.loads((tmp_path / "scratch" / "notes.json").read_text())["course"] == {}
+    assert json.loads((tmp_path / "scratch" / "notes.json").read_text())["interventions"] == {}

@@ -15,7 +15,8 @@ from posttrain.store.errors import WorkError
 from posttrain.train import setup, trainer
 from posttrain.train.checkpoint.checkpoints import Checkpoints
 from posttrain.train.config import TrainConfig
-from posttrain.train.monitor.decisions import MonitorDecision
+from posttrain.train.monitor.decisions import POLICIES, MonitorDecision
+from posttrain.train.monitor.detectors import LossDivergence, Plateau
 from posttrain.train.monitor.metrics import StepValues
 from posttrain.train.recovery import RecoveryLog
 from posttrain.train.stage import train
@@ -58,12 +59,17 @@ def run(
 ) -> Run:
     """``run(name, loss_offsets, watch, kill_at=…)``: trains; offsets are added to the losses of some steps.
 
-    A training that is killed, at the first attempt of each of these steps, is resumed.
+    ``watch`` has the actions that differ from the normal ones, and constants by detector. A training that is killed, at
+    the first attempt of each of these steps, is resumed.
     """
     original = trainer.Trainer.accumulate_gradients
 
     def train_with_faults(
-        name: str, loss_offsets: LossOffsets, watch: dict[str, Any], kill_at: Sequence[int] = (), **changes: Any
+        name: str,
+        loss_offsets: LossOffsets,
+        watch: dict[Any, dict[str, Any]],
+        kill_at: Sequence[int] = (),
+        **changes: Any,
     ) -> Any:
         steps_to_kill = set(kill_at)
 
@@ -76,8 +82,12 @@ def run(
             return dataclasses.replace(result, loss=result.loss + loss_offsets.get(step, 0.0))
 
         monkeypatch.setattr(trainer.Trainer, "accumulate_gradients", accumulate)
+        monkeypatch.setitem(POLICIES, "normal", POLICIES["normal"] | watch.get("actions", {}))
+        for detector, limits in watch.items():
+            for limit, value in limits.items() if detector != "actions" else ():
+                monkeypatch.setattr(detector, limit, value)
         checkpoint = {"every_steps": 4, "every_seconds": None, "background": False}
-        values = config.model_dump(mode="json") | {"epochs": 8, "watch": watch, "checkpoint": checkpoint} | changes
+        values = config.model_dump(mode="json") | {"epochs": 8, "checkpoint": checkpoint} | changes
         lines, folder = LineSink(), tmp_path / name
 
         def attempt() -> dict[str, Any]:
@@ -93,17 +103,12 @@ def run(
     return train_with_faults
 
 
-LOWERED_RATE = (
-    {9: math.nan},
-    {"plateau": {"action": "lower_rate", "window": 10, "improvement": 50.0}, "nan": {"action": "skip"}},
-)
-ROLLBACK = (
-    {9: math.nan, 18: math.nan},
-    {"plateau": {"window": 10, "improvement": 50.0}, "nan": {"action": "rollback"}},
-)
+NO_IMPROVEMENT = {"WINDOW": 10, "IMPROVEMENT": 50.0}
+LOWERED_RATE = ({9: math.nan}, {"actions": {"plateau": "lower_rate", "nan": "skip"}, Plateau: NO_IMPROVEMENT})
+ROLLBACK = ({9: math.nan, 18: math.nan}, {Plateau: NO_IMPROVEMENT})
 DIVERGENCE = (
     dict.fromkeys(range(15, 19), 30.0),
-    {"divergence": {"window": 3, "patience": 3}, "explosion": {"action": "warn"}},
+    {"actions": {"explosion": "warn"}, LossDivergence: {"WINDOW": 3, "PATIENCE": 3}},
 )
 
 
@@ -116,7 +121,7 @@ DIVERGENCE = (
     ],
     ids=["lower rate", "rollback", "divergence"],
 )
-def test_kills_do_not_change_the_outcome(run: Run, case: tuple[LossOffsets, dict[str, Any]], actions: set[str]) -> None:
+def test_kills_do_not_change_the_outcome(run: Run, case: tuple[LossOffsets, dict[Any, Any]], actions: set[str]) -> None:
     expected_summary, expected = run("whole", *case)
     assert {item["action"] for item in expected_summary["decisions"]} >= actions
     assert sorted(expected.lines) == list(range(STEPS))
@@ -153,7 +158,7 @@ def test_a_kill_during_a_rollback_does_not_change_the_outcome(run: Run, monkeypa
     ("case", "action"), [(ROLLBACK, "skip"), (DIVERGENCE, "lower_rate")], ids=["no number", "divergence"]
 )
 def test_without_a_checkpoint_there_is_no_rollback(
-    run: Run, case: tuple[LossOffsets, dict[str, Any]], action: str
+    run: Run, case: tuple[LossOffsets, dict[Any, Any]], action: str
 ) -> None:
     result, lines = run("without", *case, checkpoint={"every_seconds": None})
     decision = next(item for item in result["decisions"] if item["action"] != "warn")
@@ -166,7 +171,7 @@ def test_without_a_checkpoint_there_is_no_rollback(
 
 def test_the_best_checkpoint_has_the_lowest_loss(run: Run, tmp_path: Path) -> None:
     loss_offsets = dict.fromkeys(range(5, 12), 50.0)
-    monitor = {"explosion": {"action": "warn"}, "divergence": {"action": "warn"}}
+    monitor = {"actions": {"explosion": "warn", "divergence": "warn"}}
     checkpoint = {"every_steps": 4, "every_seconds": None, "background": False, "keep_best": True, "keep_last": 1}
     run("best", loss_offsets, monitor, checkpoint=checkpoint, epochs=4)
     checkpoints = Checkpoints(tmp_path / "best" / "scratch" / "checkpoints")
@@ -175,7 +180,7 @@ def test_the_best_checkpoint_has_the_lowest_loss(run: Run, tmp_path: Path) -> No
 
 def test_a_nan_loss_does_not_decide_the_best_checkpoint(run: Run, tmp_path: Path) -> None:
     checkpoint = {"every_steps": 4, "every_seconds": None, "background": False, "keep_best": True, "keep_last": 1}
-    run("best", {5: math.nan}, {"nan": {"action": "skip"}}, checkpoint=checkpoint, epochs=4)
+    run("best", {5: math.nan}, {"actions": {"nan": "skip"}}, checkpoint=checkpoint, epochs=4)
     assert Checkpoints(tmp_path / "best" / "scratch" / "checkpoints").steps() == [8]
 
 
@@ -211,14 +216,14 @@ def test_a_resumed_training_stops_with_the_same_error(run: Run) -> None:
     messages = []
     for _ in range(2):
         with pytest.raises(WorkError, match="stopped at step 11") as caught:
-            run("stopped", loss_offsets, {"nan": {"action": "rollback"}})
+            run("stopped", loss_offsets, {})
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
     assert "lower rate at step 10 did not help" in messages[0]
 
 
 def test_a_rollback_past_a_lowered_rate_lowers_it_once(run: Run) -> None:
-    monitor = {"plateau": {"action": "lower_rate", "window": 10, "improvement": 50.0}, "nan": {"action": "rollback"}}
+    monitor = {"actions": {"plateau": "lower_rate"}, Plateau: NO_IMPROVEMENT}
     schedule = {"schedule": {"name": "constant", "warmup": 0.0}}
     _, expected = run("calm", {}, monitor, **schedule)
     actual, lines = run("back", {11: math.nan}, monitor, **schedule)

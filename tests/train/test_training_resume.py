@@ -25,6 +25,7 @@ from posttrain.train.checkpoint.checkpoints import Checkpoints
 from posttrain.train.checkpoint.format import Checkpoint
 from posttrain.train.config import TrainConfig
 from posttrain.train.lora_config import LoraConfig
+from posttrain.train.monitor.decisions import POLICIES
 from posttrain.train.monitor.metrics import JsonlSink
 from posttrain.train.objectives.loss import Loss
 from posttrain.train.objectives.sft import SftObjective
@@ -259,7 +260,7 @@ def test_lost_metrics_are_written_again(
         return replace(result, loss=math.nan) if arguments[1].step == 1 else result
 
     monkeypatch.setattr(trainer.Trainer, "accumulate_gradients", loss_with_nan)
-    config = TrainConfig.read(config.model_dump(mode="json") | {"watch": {"nan": {"action": "skip"}}}, "here")
+    monkeypatch.setitem(POLICIES, "normal", POLICIES["normal"] | {"nan": "skip"})
     expected_file = tmp_path / "whole.jsonl"
     train_into_file("whole", config)
     assert [line["step"] for line in read_lines(expected_file) if "decisions" in line] == [1]

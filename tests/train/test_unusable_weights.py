@@ -15,12 +15,11 @@ from posttrain.models.packing import Packed
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError, WorkError
 from posttrain.train.config import TrainConfig
-from posttrain.train.monitor.config import MonitorConfig, NanConfig
+from posttrain.train.monitor.decisions import POLICIES
 from posttrain.train.objectives.loss import Loss
 from posttrain.train.objectives.sft import SftObjective
-from posttrain.train.optim.config import EmaConfig
+from posttrain.train.optim import loss_scale
 from posttrain.train.optim.ema import Ema
-from posttrain.train.optim.loss_scale import ScalingConfig
 from posttrain.train.optim.schedule import ScheduleConfig
 from posttrain.train.stage import train
 
@@ -62,13 +61,13 @@ def test_one_step_at_a_huge_rate_writes_no_model(run: Run, tmp_path: Path, rate:
 def test_averages_that_are_not_finite_write_no_model(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     update = Ema.update
 
-    def update_with_nan(self: Ema, steps: int) -> None:
-        update(self, steps)
+    def update_with_nan(self: Ema) -> None:
+        update(self)
         self.averages[0].fill_(torch.nan)
 
     monkeypatch.setattr(Ema, "update", update_with_nan)
     with pytest.raises(WorkError, match="training left NaN or infinite numbers in tensor"):
-        run(ema=EmaConfig(decay=0.9))
+        run(ema=0.9)
     assert not list((tmp_path / "run" / "out").glob("**/*.safetensors"))
 
 
@@ -94,14 +93,16 @@ def test_float16_that_always_overflows_is_an_error(run: Run, tmp_path: Path, mon
 
 def test_a_training_whose_steps_were_all_skipped_is_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     scale_gradient(monkeypatch, float("nan"))
+    monkeypatch.setitem(POLICIES, "normal", POLICIES["normal"] | {"nan": "skip"})
     with pytest.raises(WorkError, match="all 2 steps were skipped, and nothing was learned"):
-        run(batch_size=5, watch=MonitorConfig(nan=NanConfig(action="skip")))
+        run(batch_size=5)
 
 
 @pytest.mark.slow
-def test_the_summary_counts_skipped_steps(run: Run, tmp_path: Path) -> None:
+def test_the_summary_counts_skipped_steps(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_scale, "INITIAL", 2.0**18)
     assert run(epochs=2)["skipped_steps"] == 0
-    summary = run(epochs=12, precision="float16", scaling=ScalingConfig(initial=2.0**18))
+    summary = run(epochs=12, precision="float16")
     steps = json.loads((tmp_path / "run" / "out" / "training.json").read_text())
     assert 0 < summary["skipped_steps"] == sum(step["grad_norm"] is None for step in steps) < 12
 

@@ -108,14 +108,6 @@ def test_a_space_over_methods_has_their_entries_under_a_condition() -> None:
         expand({"ready": "lora", "train.method": "full"}, method="lora")
 
 
-@pytest.mark.parametrize("schedule", [{"warmup_steps": 3}, {"name": "triangular"}])
-def test_a_share_of_warm_up_that_has_no_effect_is_not_searched(schedule: dict[str, Any]) -> None:
-    assert "train.schedule.warmup" in job("auto").tune.space
-    assert "train.schedule.warmup" not in job("auto", schedule=schedule).tune.space
-    own = {"ready": "auto", "train.schedule.warmup": [0.0, 0.1]}
-    assert "train.schedule.warmup" in job(own, schedule=schedule).tune.space
-
-
 @pytest.mark.parametrize(
     ("space", "train", "problem"),
     [

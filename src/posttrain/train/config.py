@@ -14,7 +14,7 @@ from posttrain.store.section import Section
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.data.config import CurriculumConfig, LoaderConfig, PhaseConfig, curriculum_difficulty
 from posttrain.train.lora_config import LoraConfig
-from posttrain.train.monitor.config import MonitorConfig, ProfileConfig, SinksConfig
+from posttrain.train.monitor.config import ProfileConfig, SinksConfig
 from posttrain.train.objectives.config import (
     ClassificationConfig,
     CpoConfig,
@@ -31,8 +31,7 @@ from posttrain.train.objectives.config import (
     SimpoConfig,
 )
 from posttrain.train.objectives.registry import OBJECTIVES, objective_spec, read_options
-from posttrain.train.optim.config import EmaConfig, OptimizerConfig, SurgeryConfig
-from posttrain.train.optim.loss_scale import ScalingConfig
+from posttrain.train.optim.config import OptimizerConfig, SurgeryConfig
 from posttrain.train.optim.schedule import ScheduleConfig
 from posttrain.train.regularization.config import NoiseConfig
 
@@ -40,7 +39,7 @@ OPERATIONAL_SECTIONS = frozenset({"checkpoint", "loader", "profile", "sinks"})
 """Parts of the config that do not decide what a training ends with."""
 
 _RESUMABLE = (
-    *("learning_rate", "schedule", "clip", "clip_value", "optimizer", "noise", "lora.dropout", "ema.decay"),
+    *("learning_rate", "schedule", "clip", "optimizer", "noise", "lora.dropout", "ema"),
     *("sft", "dpo", "robust_dpo", "ipo", "hinge", "orpo.beta", "simpo", "cpo", "kto", "reward", "classification"),
     *(f"distill.{name}" for name in ("divergence", "beta", "temperature", "scale_by_temperature", "hard_weight")),
 )
@@ -162,7 +161,6 @@ class TrainConfig(Section):
         "auto: the workspace's `precision`, or the faster one of bfloat16 and float32 on the machine that starts the "
         "training. What was trained is saved in bfloat16.",
     )
-    scaling: ScalingConfig = Field(ScalingConfig(), description="Loss scaling, with precision float16.")
     compile: bool = Field(
         False, description="Compile the model's layers: a minute at the start, then faster; needs a C++ compiler."
     )
@@ -170,13 +168,16 @@ class TrainConfig(Section):
         RecomputeConfig(), description="Activations that the backward pass computes again."
     )
     clip: float | None = Field(1.0, gt=0, description="Largest gradient norm; null: any.")
-    clip_value: float | None = Field(
-        None, gt=0, description="Largest element of the gradient, clipped before the norm."
-    )
     schedule: ScheduleConfig = Field(ScheduleConfig(), description="Learning-rate schedule.")
     optimizer: OptimizerConfig = Field(OptimizerConfig(), description="The optimiser.")
     surgery: SurgeryConfig = Field(SurgeryConfig(), description="Conflicts between the gradients of several tasks.")
-    ema: EmaConfig = Field(EmaConfig(), description="A moving average of the weights.")
+    ema: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="Saves a moving average of the weights (Polyak & Juditsky 1992), of which a step keeps this share; "
+        "0.999 is usual; null: the last weights.",
+    )
     noise: NoiseConfig = Field(NoiseConfig(), description="Regularisation inside the model.")
     from_scratch: bool = Field(
         False, description="Train random weights: only config and tokenizer of the model are read."
@@ -187,7 +188,11 @@ class TrainConfig(Section):
     checkpoint: CheckpointConfig = Field(
         CheckpointConfig(), description="Checkpoints, from which a killed training resumes."
     )
-    watch: MonitorConfig = Field(MonitorConfig(), description="Faults that the monitor detects, and its actions.")
+    watch: Literal["strict", "normal", "off"] = Field(
+        "normal",
+        description="What the monitor does about NaN, exploding gradients, divergence and batches without a supervised "
+        "token: stop the training, repair it (skip the batch, roll back, lower the rate), or nothing.",
+    )
     profile: ProfileConfig = Field(ProfileConfig(), description="Profile of a few steps.")
     sinks: SinksConfig = Field(SinksConfig(), description="Trackers that also receive the metrics of each step.")
     lora: LoraConfig = Field(LoraConfig(), description="LoRA's settings, with method lora.")
@@ -208,6 +213,11 @@ class TrainConfig(Section):
     distill_hidden: HiddenConfig = Field(
         HiddenConfig(), description="The objective distill_hidden's settings; distill's with hidden_weight."
     )
+
+    @field_validator("watch", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, watch: Any) -> Any:
+        return "off" if watch is False else watch  # as YAML reads `off`
 
     @field_validator("objective")
     @classmethod

@@ -27,14 +27,6 @@ log = logging.getLogger("posttrain")
 
 _LOG_FILE = "notes.json"
 
-# Keys of the file that differ from the fields' names: they are older, and trainings on disk have them.
-_LOG_KEYS = {
-    "interventions": "course",
-    "unreported": "untold",
-    "rollback_step": "back_to",
-    "stopping_decisions": "ended",
-}
-
 
 @dataclass
 class RecoveryLog:
@@ -66,8 +58,7 @@ class RecoveryLog:
 
     def write(self, folder: Path) -> None:
         """Writes the log into a training's folder."""
-        values = {_LOG_KEYS.get(name, name): value for name, value in asdict(self).items()}
-        write_atomically(folder / _LOG_FILE, json.dumps(values).encode())
+        write_atomically(folder / _LOG_FILE, json.dumps(asdict(self)).encode())
 
 
 def read_recovery_log(folder: Path) -> RecoveryLog:
@@ -75,8 +66,7 @@ def read_recovery_log(folder: Path) -> RecoveryLog:
     file = folder / _LOG_FILE
     if not file.exists():
         return RecoveryLog()
-    names = {key: name for name, key in _LOG_KEYS.items()}
-    return RecoveryLog(**{names.get(key, key): value for key, value in json.loads(file.read_bytes()).items()})
+    return RecoveryLog(**json.loads(file.read_bytes()))
 
 
 @dataclass

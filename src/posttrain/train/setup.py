@@ -23,6 +23,7 @@ from posttrain.train.data.token_set import longest_lengths
 from posttrain.train.data.units import first_pass_groups
 from posttrain.train.memory.micro_batch import MicroBatch
 from posttrain.train.memory.recompute import compile_layers, recompute
+from posttrain.train.monitor.decisions import LOWER_RATE_FACTOR
 from posttrain.train.monitor.detectors import EarlyLimit
 from posttrain.train.monitor.meter import StepMeter, phase, wrap_calls
 from posttrain.train.monitor.metrics import Sink
@@ -133,7 +134,7 @@ def set_up_training(
             # After all hooks are set: the compiler would trace again for each.
             compile_layers(lm)
         stack.enter_context(checkpoints)
-        recovery = Recovery(state, recovery_log, checkpoints, scratch, config.watch.rate_factor, sink)
+        recovery = Recovery(state, recovery_log, checkpoints, scratch, LOWER_RATE_FACTOR, sink)
         # After everything that sets the model up, and before the loader, which starts at the step resumed from.
         recovery.resume()
         loader = BatchLoader(
@@ -162,7 +163,7 @@ def _build_sampler(
     *,
     padded: bool,
 ) -> BatchSampler:
-    """Builds the sampler, and checks it against the learning-rate schedule and the average of the weights."""
+    """Builds the sampler, and checks it against the learning-rate schedule."""
     units, phases = objective.units, training_phases(config)
     if curriculum_difficulty(phases) == "loss":
         difficulties = initial_losses(lm, units, scratch, config.token_budget, padded=padded)
@@ -178,7 +179,6 @@ def _build_sampler(
     # Checked for each phase before the first step: a schedule that does not fit would end a training of days.
     for position in sampler.phases:
         config.schedule.check(position.steps)
-    config.ema.check(sampler.steps)
     return sampler
 
 
@@ -209,8 +209,8 @@ def _initial_state(
     lm: LanguageModel, config: TrainConfig, sampler: BatchSampler, seed: int, can_go_back: Callable[[], bool]
 ) -> TrainingState:
     masters = MasterWeights(lm.model, config.optimizer)
-    ema = None if config.ema.decay is None else Ema(config.ema, masters.names, masters.masters)
-    scale = LossScale(config.scaling) if config.precision == "float16" else None
+    ema = None if config.ema is None else Ema(config.ema, masters.names, masters.masters)
+    scale = LossScale() if config.precision == "float16" else None
     vocabulary = getattr(lm.model.config.get_text_config(), "vocab_size", 0)
     monitor = Monitor(config.watch, can_go_back, EarlyLimit.of_objective(config.objective, vocabulary))
     has_gates = config.method == "lora" and config.lora.gates is not None

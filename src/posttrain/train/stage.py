@@ -198,7 +198,7 @@ def _check_trained(lm: LanguageModel, steps: int, skipped: int, config: TrainCon
         if config.precision == "float16":
             raise WorkError(
                 f"float16 gradients overflowed at every step: all {steps} were skipped, and nothing was learned; "
-                "train with train.precision=bfloat16, or a lower train.scaling.initial"
+                "train with train.precision=bfloat16, or for more steps"
             )
         raise WorkError(f"all {steps} steps were skipped, and nothing was learned; the lines above say why")
     # The loss of the last step is that of the weights before it: no detector has looked at the weights after it.

@@ -3,7 +3,7 @@
 import logging
 import random
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -55,18 +55,13 @@ class Interventions:
         return replace(self, lr_scale=checkpointed.lr_scale)
 
     def state(self) -> dict[str, Any]:
-        """Converts to JSON, under the names that checkpoints have always had."""
-        return {
-            "left_out": self.skipped_steps,
-            "rate_factor": self.lr_scale,
-            "turned_factor": self.rollback_lr_scale,
-            "turns": self.rollbacks,
-        }
+        """Converts to JSON."""
+        return asdict(self)
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """Restores what `state` returned."""
-        return cls(state["left_out"], state["rate_factor"], state["turned_factor"], state["turns"])
+        return cls(**state)
 
 
 @dataclass
@@ -101,11 +96,10 @@ class TrainingState:
     def checkpoint(self) -> Checkpoint:
         """Returns everything, random generators included, for a checkpoint."""
         state = {
-            # Names that checkpoints on disk have, from before the classes were renamed.
-            "watch": self.monitor.state(),
-            "course": self.interventions.state(),
-            "order": self.sampler.state(),
-            "scale": self.loss_scale.state() if self.loss_scale else None,
+            "monitor": self.monitor.state(),
+            "interventions": self.interventions.state(),
+            "sampler": self.sampler.state(),
+            "loss_scale": self.loss_scale.state() if self.loss_scale else None,
         }
         return Checkpoint(self.tensors() | random_state(), state, self.steps)
 
@@ -123,19 +117,19 @@ class TrainingState:
             self.ema.load(checkpoint.tensors)
         if self.gates:
             self.gates.load(checkpoint.tensors)
-        if self.loss_scale and checkpoint.state["scale"]:  # a fork may have another precision
-            self.loss_scale.load_state(checkpoint.state["scale"])
-        self.sampler.load_state(checkpoint.state["order"])
+        if self.loss_scale and checkpoint.state["loss_scale"]:  # a fork may have another precision
+            self.loss_scale.load_state(checkpoint.state["loss_scale"])
+        self.sampler.load_state(checkpoint.state["sampler"])
         set_random_state(checkpoint.tensors)
         # In place: the trainer and its progress hold this list.
         self.steps[:] = checkpoint.steps
-        checkpointed = Interventions.from_state(checkpoint.state["course"])
+        checkpointed = Interventions.from_state(checkpoint.state["interventions"])
         if resumed:
-            self.monitor.load(checkpoint.state["watch"])
+            self.monitor.load(checkpoint.state["monitor"])
             self.interventions = checkpointed
         else:
             # Without its own decisions a training would repeat the fault, and roll back, for ever.
-            self.monitor.roll_back(checkpoint.state["watch"])
+            self.monitor.roll_back(checkpoint.state["monitor"])
             self.interventions = self.interventions.after_rollback_to(checkpointed)
 
 

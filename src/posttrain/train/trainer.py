@@ -28,7 +28,7 @@ from posttrain.train.monitor.metrics import Sink, StepValues, mean_loss
 from posttrain.train.monitor.profile import profile_steps
 from posttrain.train.objectives.base import Objective
 from posttrain.train.objectives.loss import Loss, mean_metrics, merge_metrics
-from posttrain.train.optim.master_weights import clip_gradients
+from posttrain.train.optim.master_weights import clip_factor
 from posttrain.train.out_of_memory import empty_cache
 from posttrain.train.recovery import graceful_shutdown
 from posttrain.train.regularization.adversarial import backward_adversarial
@@ -127,7 +127,7 @@ class Trainer:
 
     def _take_averages(self) -> None:
         """Copies the averaged weights into the model, if they are the result."""
-        if self.state.ema and self.config.ema.save:
+        if self.state.ema:
             # Checkpoints keep the weights, so that a longer training can resume from them.
             self.state.ema.copy_to(self.state.masters.weights)
 
@@ -347,11 +347,11 @@ class Trainer:
             if scale != 1:
                 # Before clipping, whose limits are for the true gradient.
                 torch._foreach_div_(gradients, scale)
-            factor = clip_gradients(gradients, norm, self.config.clip, self.config.clip_value)
+            factor = clip_factor(norm, self.config.clip)
         with phase("optimizer"):
             state.masters.step(lr, factor)
             if state.ema:
-                state.ema.update(len(state.steps) + 1)
+                state.ema.update()
         if not self._checkpoint_memory_reserved:
             # Only now: optimisers allocate their state in the first step.
             self.parts.checkpoints.prepare(state.tensors())

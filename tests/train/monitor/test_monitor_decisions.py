@@ -1,79 +1,88 @@
-"""From findings to actions: the configured one, and escalation."""
+"""From findings to actions: that of the policy, and escalation."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from posttrain.store.errors import UserError, WorkError
-from posttrain.train.monitor.config import MonitorConfig
-from posttrain.train.monitor.decisions import ACTIONS, KINDS, Action, Finding, Kind, MonitorDecision, decide, stop_error
+from posttrain.train.config import TrainConfig
+from posttrain.train.monitor import decisions as module
+from posttrain.train.monitor.decisions import (
+    ACTIONS,
+    KINDS,
+    POLICIES,
+    Action,
+    Finding,
+    Kind,
+    MonitorDecision,
+    decide,
+    stop_error,
+)
 
-DEFAULTS: dict[Kind, Action] = {
-    "nan": "rollback",
-    "explosion": "skip",
-    "divergence": "rollback",
-    "plateau": "warn",
-    "dead_layers": "warn",
-    "no_supervised": "skip",
-}
+NORMAL = POLICIES["normal"]
 
 
-def config(**changes: Any) -> MonitorConfig:
-    return MonitorConfig.read(changes, "test")
-
-
-def actions(monitor_config: MonitorConfig, findings: Sequence[tuple[Kind, int]]) -> list[Action]:
+def actions(policy: Mapping[Kind, Action], findings: Sequence[tuple[Kind, int]]) -> list[Action]:
     """The actions for consecutive findings."""
     decisions: list[MonitorDecision] = []
     for kind, step in findings:
-        decisions.append(decide(Finding(kind, step, "it went wrong"), monitor_config, decisions))
+        decisions.append(decide(Finding(kind, step, "it went wrong"), policy, decisions))
     return [decision.action for decision in decisions]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_first_finding_gets_the_configured_action(kind: Kind) -> None:
-    assert actions(MonitorConfig(), [(kind, 10)]) == [DEFAULTS[kind]]
-    assert actions(config(**{kind: {"action": "stop"}}), [(kind, 10)]) == ["stop"]
+def test_a_first_finding_gets_the_action_of_the_policy(kind: Kind) -> None:
+    for policy in (NORMAL, POLICIES["strict"]):
+        assert actions(policy, [(kind, 10)]) == [policy[kind]]
 
 
 @pytest.mark.parametrize(
-    ("changes", "findings", "expected"),
+    ("limits", "changes", "findings", "expected"),
     [
-        ({}, [("nan", 10), ("nan", 210), ("nan", 220)], ["rollback", "lower_rate", "stop"]),
-        ({}, [("nan", 10), ("nan", 211)], ["rollback", "rollback"]),
-        ({"again_within": 500}, [("nan", 10), ("nan", 211)], ["rollback", "lower_rate"]),
+        ({}, {}, [("nan", 10), ("nan", 210), ("nan", 220)], ["rollback", "lower_rate", "stop"]),
+        ({}, {}, [("nan", 10), ("nan", 211)], ["rollback", "rollback"]),
         # Training was rolled back from 900 to an earlier step and failed on the way to 900.
-        ({}, [("nan", 900), ("nan", 400)], ["rollback", "lower_rate"]),
-        ({}, [("nan", 10), ("divergence", 20), ("nan", 30)], ["rollback", "rollback", "lower_rate"]),
+        ({}, {}, [("nan", 900), ("nan", 400)], ["rollback", "lower_rate"]),
+        ({}, {}, [("nan", 10), ("divergence", 20), ("nan", 30)], ["rollback", "rollback", "lower_rate"]),
         (
-            {"max_skips": 2},
+            {"MAX_SKIPS": 2},
+            {},
             [("explosion", step) for step in (10, 11, 12, 13, 14)],
             ["skip", "skip", "rollback", "lower_rate", "stop"],
         ),
-        ({"max_skips": 2}, [("explosion", step) for step in (10, 200, 300, 600)], ["skip"] * 4),
-        ({"max_rollbacks": 1}, [("nan", 10), ("nan", 900)], ["rollback", "stop"]),
-        ({"max_rollbacks": 0}, [("divergence", 10)], ["stop"]),
-        ({}, [("nan", 1000 * turn) for turn in range(4)], ["rollback", "rollback", "rollback", "stop"]),
+        ({"MAX_SKIPS": 2}, {}, [("explosion", step) for step in (10, 200, 300, 600)], ["skip"] * 4),
+        ({"MAX_ROLLBACKS": 0}, {}, [("divergence", 10)], ["stop"]),
+        ({}, {}, [("nan", 1000 * turn) for turn in range(4)], ["rollback", "rollback", "rollback", "stop"]),
         # Lowering the rate after a fault rolls back too, and counts.
         (
-            {"nan": {"action": "lower_rate"}, "max_rollbacks": 2},
+            {"MAX_ROLLBACKS": 2},
+            {"nan": "lower_rate"},
             [("nan", 0), ("divergence", 1000), ("nan", 2000)],
             ["lower_rate", "rollback", "stop"],
         ),
-        ({"explosion": {"action": "warn"}}, [("explosion", step) for step in range(20)], ["warn"] * 20),
-        ({}, [("no_supervised", step) for step in range(20)], ["skip"] * 20),
-        ({}, [("plateau", step) for step in range(5)], ["warn"] * 5),
+        ({}, {"explosion": "warn"}, [("explosion", step) for step in range(20)], ["warn"] * 20),
+        ({}, {}, [("no_supervised", step) for step in range(20)], ["skip"] * 20),
+        ({}, {}, [("plateau", step) for step in range(5)], ["warn"] * 5),
         (
-            {"plateau": {"action": "lower_rate"}, "max_rollbacks": 0},
+            {"MAX_ROLLBACKS": 0},
+            {"plateau": "lower_rate"},
             [("plateau", 1), ("plateau", 2)],
             ["lower_rate", "lower_rate"],
         ),
-        ({"dead_layers": {"action": "rollback"}}, [("dead_layers", s) for s in range(4)], ["rollback"] * 3 + ["stop"]),
+        ({}, {"dead_layers": "rollback"}, [("dead_layers", s) for s in range(4)], ["rollback"] * 3 + ["stop"]),
     ],
 )
-def test_escalation(changes: dict[str, Any], findings: list[tuple[Kind, int]], expected: list[Action]) -> None:
-    assert actions(config(**changes), findings) == expected
+def test_escalation(
+    limits: dict[str, int],
+    changes: dict[Kind, Action],
+    findings: list[tuple[Kind, int]],
+    expected: list[Action],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, limit in limits.items():
+        monkeypatch.setattr(module, name, limit)
+    assert actions(NORMAL | changes, findings) == expected
 
 
 def test_actions_that_restore_or_drop_gradients() -> None:
@@ -89,37 +98,29 @@ def decision(kind: Kind, action: Action) -> MonitorDecision:
     return MonitorDecision(Finding(kind, 3, "it went wrong"), action)
 
 
-def test_a_stop_error_gives_the_reason() -> None:
+def test_a_stop_error_gives_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     decisions: list[MonitorDecision] = []
     for step in (10, 20, 30):
-        decisions.append(decide(Finding("nan", step, "loss is nan"), MonitorConfig(), decisions))
+        decisions.append(decide(Finding("nan", step, "loss is nan"), NORMAL, decisions))
     error = stop_error(decisions[-1])
     assert isinstance(error, WorkError)
     assert str(error) == "training stopped at step 30: loss is nan (lower rate at step 20 did not help)"
-    final_decision = decide(Finding("nan", 900, "loss is nan"), config(max_rollbacks=1), decisions[:2])
-    assert str(stop_error(final_decision)).endswith("loss is nan (rolled back 2 times, and max_rollbacks is 1)")
+    monkeypatch.setattr(module, "MAX_ROLLBACKS", 1)
+    final_decision = decide(Finding("nan", 900, "loss is nan"), NORMAL, decisions[:2])
+    assert str(stop_error(final_decision)).endswith("loss is nan (rolled back 2 times before)")
 
 
-@pytest.mark.parametrize(
-    ("changes", "key"),
-    [
-        ({"nan": {"action": "warn"}}, "nan.action"),
-        ({"plateau": {"action": "skip"}}, "plateau.action"),
-        ({"divergence": {"action": "skip"}}, "divergence.action"),
-        ({"explosion": {"zed": 3}}, "explosion.zed"),
-        ({"rate_factor": 1.0}, "rate_factor"),
-    ],
-)
-def test_invalid_actions_are_refused(changes: dict[str, Any], key: str) -> None:
-    with pytest.raises(UserError, match=key) as error:
-        config(**changes)
-    assert "\n" not in str(error.value)
+@pytest.mark.parametrize("value", ["off", False])
+def test_the_monitor_is_switched_off_as_yaml_reads_it(value: Any) -> None:
+    assert TrainConfig.read({"watch": value}, "test").watch == "off"
+    with pytest.raises(UserError, match="watch"):
+        TrainConfig.read({"watch": True}, "test")
 
 
 def test_only_a_restore_counts_as_a_rollback() -> None:
     decisions: list[MonitorDecision] = []
     for step in range(0, 4000, 500):
         finding = Finding("divergence", step, "the loss has risen")
-        decisions.append(decide(finding, MonitorConfig(), decisions, can_go_back=False))
+        decisions.append(decide(finding, NORMAL, decisions, can_go_back=False))
     assert {(item.action, item.restores, item.drops_gradient) for item in decisions} == {("lower_rate", False, True)}
     assert [MonitorDecision.from_json(item.to_json()) for item in decisions] == decisions

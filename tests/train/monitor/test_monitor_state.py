@@ -3,17 +3,18 @@
 import json
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.train.monitor.config import MonitorConfig
-from posttrain.train.monitor.decisions import ACTIONS, KINDS, MonitorDecision
+from posttrain.train.monitor import decisions
+from posttrain.train.monitor.decisions import ACTIONS, KINDS, POLICIES, MonitorDecision
+from posttrain.train.monitor.detectors import DeadLayers, Explosion, LossDivergence, Plateau
 from posttrain.train.monitor.metrics import StepValues
 from posttrain.train.monitor.monitor import Monitor
 
@@ -22,12 +23,9 @@ Simulate = Callable[..., list[StepValues]]
 Follow = Callable[[Monitor, list[StepValues]], list[MonitorDecision]]
 
 
-def config(**changes: Any) -> MonitorConfig:
-    return MonitorConfig.read(changes, "test")
-
-
-def test_before_a_step_the_first_finding_above_a_warning_decides(make_values: MakeValues) -> None:
-    monitor = Monitor(config(no_supervised={"action": "warn"}, explosion={"action": "warn", "warmup": 3}))
+def test_before_a_step_the_first_finding_above_a_warning_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "normal", POLICIES["normal"] | {"no_supervised": "warn", "explosion": "warn"})
+    monitor = Monitor()
     for step in range(10):
         assert monitor.before_step(1.0, 1.0, 5, step) is None
     warning = monitor.before_step(1.0, 1e6, 0, 10)
@@ -39,8 +37,13 @@ def test_before_a_step_the_first_finding_above_a_warning_decides(make_values: Ma
     assert (rollback.finding.kind, rollback.action) == ("nan", "rollback")
 
 
-def test_after_a_step_the_gravest_decision_comes_first(make_values: MakeValues) -> None:
-    monitor = Monitor(config(divergence={"window": 3, "patience": 1}, dead_layers={"patience": 5}))
+def test_after_a_step_the_gravest_decision_comes_first(
+    make_values: MakeValues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LossDivergence, "WINDOW", 3)
+    monkeypatch.setattr(LossDivergence, "PATIENCE", 1)
+    monkeypatch.setattr(DeadLayers, "PATIENCE", 5)
+    monitor = Monitor()
     for step in range(4):
         assert monitor.observe(make_values(step, loss=1.0, group_norms={"a": 0.0, "b": 1.0, "c": 1.0})) == []
     for step in range(4, 8):
@@ -57,7 +60,7 @@ def test_after_a_step_the_gravest_decision_comes_first(make_values: MakeValues) 
 
 def test_each_decision_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, logger="posttrain")
-    monitor = Monitor(MonitorConfig())
+    monitor = Monitor()
     monitor.before_step(math.inf, 1.0, 5, 7)
     monitor.before_step(1.0, 1.0, 0, 8)
     monitor.before_step(1.0, math.nan, 5, 9)
@@ -81,7 +84,7 @@ def test_each_decision_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) 
 
 def test_a_rollback_keeps_the_decisions(simulate: Simulate, follow: Follow) -> None:
     run = simulate(0, steps=60)
-    monitor = Monitor(MonitorConfig())
+    monitor = Monitor()
     follow(monitor, run[:40])
     state = monitor.state()
     run[50] = replace(run[50], loss=math.nan)
@@ -95,7 +98,7 @@ def test_a_rollback_keeps_the_decisions(simulate: Simulate, follow: Follow) -> N
 
 
 def test_a_rollback_drops_later_reports() -> None:
-    monitor = Monitor(MonitorConfig())
+    monitor = Monitor()
     skip = monitor.before_step(1.0, 1.0, 0, 2)
     assert skip is not None
     monitor.record(2, [skip])
@@ -103,7 +106,7 @@ def test_a_rollback_drops_later_reports() -> None:
     state = json.loads(json.dumps(monitor.state()))
     monitor.record(5, [skip, skip])
     monitor.roll_back(state)
-    resumed = Monitor(MonitorConfig())
+    resumed = Monitor()
     resumed.load(state)
     assert monitor.reported == resumed.reported == {2: [skip]}
 
@@ -111,7 +114,7 @@ def test_a_rollback_drops_later_reports() -> None:
 def test_a_reset_allows_another_loss(simulate: Simulate, follow: Follow) -> None:
     first_run, second_run = simulate(0, steps=300), simulate(1, steps=600)[300:]
     second_run = [replace(values, loss=4 * values.loss, grad_norm=100 * values.grad_norm) for values in second_run]
-    reset_monitor, plain_monitor = Monitor(MonitorConfig()), Monitor(MonitorConfig())
+    reset_monitor, plain_monitor = Monitor(), Monitor()
     follow(reset_monitor, first_run)
     reset_monitor.before_step(math.nan, 1.0, 5, 299)
     reset_monitor.reset()
@@ -121,18 +124,29 @@ def test_a_reset_allows_another_loss(simulate: Simulate, follow: Follow) -> None
     assert {"explosion", "divergence"} <= {decision.finding.kind for decision in plain_monitor.decisions}
 
 
-# Short windows, so that every detector has findings within 200 steps.
-SENSITIVE = MonitorConfig.read(
-    {
-        "explosion": {"z": 3.0, "window": 12, "warmup": 3, "floor": 0.05},
-        "divergence": {"rise": 0.05, "z": 1.0, "window": 5, "patience": 2},
-        "plateau": {"window": 30, "improvement": 0.2},
-        "dead_layers": {"share": 0.2, "patience": 3},
-        "again_within": 40,
-        "max_rollbacks": 1000,
-    },
-    "test",
-)
+def test_strict_stops_at_the_first_fault_and_off_looks_for_none() -> None:
+    decision = Monitor("strict").before_step(math.nan, 1.0, 5, 3)
+    assert decision is not None
+    assert decision.action == "stop"
+    assert Monitor("off").before_step(math.nan, math.nan, 0, 3) is None
+
+
+@contextmanager
+def sensitive() -> Iterator[None]:
+    """Short windows, so that every detector has findings within 200 steps."""
+    limits: dict[type, dict[str, float]] = {
+        Explosion: {"Z": 3.0, "WINDOW": 12, "WARMUP": 3, "FLOOR": 0.05},
+        LossDivergence: {"RISE": 0.05, "Z": 1.0, "WINDOW": 5, "PATIENCE": 2},
+        Plateau: {"WINDOW": 30, "IMPROVEMENT": 0.2},
+        DeadLayers: {"SHARE": 0.2, "PATIENCE": 3},
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for detector, values in limits.items():
+            for name, value in values.items():
+                patch.setattr(detector, name, value)
+        patch.setattr(decisions, "AGAIN_WITHIN", 40)
+        patch.setattr(decisions, "MAX_ROLLBACKS", 1000)
+        yield
 
 
 def with_faults(run: list[StepValues], seed: int) -> list[StepValues]:
@@ -155,22 +169,22 @@ def with_faults(run: list[StepValues], seed: int) -> list[StepValues]:
 @settings(max_examples=20)
 def test_a_resumed_monitor_decides_the_same(simulate: Simulate, follow: Follow, seed: int, split: int) -> None:
     run = with_faults(simulate(seed, steps=200, noise=0.3, spread=0.5), seed)
-    uninterrupted = Monitor(SENSITIVE)
-    follow(uninterrupted, run)
-    interrupted = Monitor(SENSITIVE)
-    follow(interrupted, run[:split])
-    resumed = Monitor(SENSITIVE)
-    resumed.load(json.loads(json.dumps(interrupted.state(), allow_nan=False)))
-    follow(resumed, run[split:])
+    with sensitive():
+        uninterrupted, interrupted, resumed = Monitor(), Monitor(), Monitor()
+        follow(uninterrupted, run)
+        follow(interrupted, run[:split])
+        resumed.load(json.loads(json.dumps(interrupted.state(), allow_nan=False)))
+        follow(resumed, run[split:])
     assert resumed.decisions == uninterrupted.decisions
     assert resumed.state() == uninterrupted.state()
 
 
 def test_the_faults_cause_every_kind_of_finding(simulate: Simulate, follow: Follow) -> None:
     """Otherwise the test above would prove little."""
-    monitor = Monitor(SENSITIVE)
-    for seed in range(5):
-        follow(monitor, with_faults(simulate(seed, steps=200, noise=0.3, spread=0.5), seed))
-        monitor.reset()
+    with sensitive():
+        monitor = Monitor()
+        for seed in range(5):
+            follow(monitor, with_faults(simulate(seed, steps=200, noise=0.3, spread=0.5), seed))
+            monitor.reset()
     assert {decision.finding.kind for decision in monitor.decisions} == set(KINDS)
     assert {decision.action for decision in monitor.decisions} == set(ACTIONS)

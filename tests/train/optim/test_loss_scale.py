@@ -3,13 +3,15 @@
 import pytest
 
 from posttrain.store.errors import WorkError
-from posttrain.train.optim.loss_scale import LossScale, ScalingConfig
+from posttrain.train.optim import loss_scale
+from posttrain.train.optim.loss_scale import LossScale
 
 NAN, INFINITY = float("nan"), float("inf")
 
 
-def test_the_scale_backs_off_and_grows() -> None:
-    scale = LossScale(ScalingConfig(growth_interval=3))
+def test_the_scale_backs_off_and_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_scale, "GROWTH_INTERVAL", 3)
+    scale = LossScale()
     scales = []
     for overflowed in [True, False, False, True, False, False, False, False, False, False, False]:
         scale.after(overflowed=overflowed)
@@ -17,16 +19,14 @@ def test_the_scale_backs_off_and_grows() -> None:
     assert scales == [0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.5, 0.5, 0.5, 1.0, 1.0]
 
 
-def test_the_scale_is_that_of_torchs_scaler() -> None:
+def test_the_scale_is_that_of_torchs_scaler(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    config = ScalingConfig(initial=1024.0, growth=3.0, growth_interval=4, backoff=0.25)
-    scale = LossScale(config)
+    monkeypatch.setattr(loss_scale, "GROWTH_INTERVAL", 4)
+    scale = LossScale()
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=0.0)
-    reference = torch.amp.GradScaler(
-        "cpu", init_scale=1024.0, growth_factor=3.0, backoff_factor=0.25, growth_interval=4
-    )
+    reference = torch.amp.GradScaler("cpu", growth_interval=4)
     torch.manual_seed(0)
     for draw in torch.rand(60).tolist():
         overflowed = draw < 0.15
@@ -43,11 +43,12 @@ def test_the_scale_is_that_of_torchs_scaler() -> None:
     [(1.0, 2.0, False), (1.0, INFINITY, True), (1.0, NAN, True), (NAN, NAN, False), (INFINITY, NAN, False)],
 )
 def test_an_overflow_is_a_finite_loss_with_a_non_finite_norm(loss: float, norm: float, expected: bool) -> None:
-    assert LossScale(ScalingConfig()).overflowed(loss, norm) is expected
+    assert LossScale().overflowed(loss, norm) is expected
 
 
-def test_the_minimum_scale_is_an_error_with_advice() -> None:
-    scale = LossScale(ScalingConfig(initial=4.0, minimum=1.0))
+def test_the_minimum_scale_is_an_error_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_scale, "INITIAL", 4.0)
+    scale = LossScale()
     scale.after(overflowed=True)
     scale.after(overflowed=True)
     assert scale.value == 1.0
@@ -55,11 +56,12 @@ def test_the_minimum_scale_is_an_error_with_advice() -> None:
         scale.after(overflowed=True)
 
 
-def test_the_scale_resumes() -> None:
-    original = LossScale(ScalingConfig(growth_interval=3))
+def test_the_scale_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_scale, "GROWTH_INTERVAL", 3)
+    original = LossScale()
     for overflowed in (True, False, False):
         original.after(overflowed=overflowed)
-    resumed = LossScale(ScalingConfig(growth_interval=3))
+    resumed = LossScale()
     resumed.load_state(original.state())
     for scale in (original, resumed):
         scale.after(overflowed=False)

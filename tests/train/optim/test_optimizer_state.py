@@ -28,12 +28,12 @@ def run_steps(parameters: Sequence[NamedParameter], state: OptimizerState, numbe
             gradient = torch.randn(parameter.tensor.shape, generator=random)
             parameter.tensor.grad = None if parameter.name == LATE and step < 5 else gradient
         for group in state.optimizer.param_groups:
-            group["lr"] = 0.01 / (step + 1) * group["lr_scale"]
+            group["lr"] = 0.01 / (step + 1)
         state.optimizer.step()
 
 
 def config_of(name: str) -> OptimizerConfig:
-    return OptimizerConfig.read({"name": name, "layer_decay": 0.8}, "test")
+    return OptimizerConfig.read({"name": name}, "test")
 
 
 def clones(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -76,7 +76,7 @@ def test_a_resumed_optimizer_is_equal_bit_for_bit(
         ("adamw", {"step", "exp_avg", "exp_avg_sq"}, {"step", "exp_avg", "exp_avg_sq"}),
         ("adafactor", {"step", "row_var", "col_var"}, {"step", "variance"}),
         ("muon", {"momentum_buffer"}, {"step", "exp_avg", "exp_avg_sq"}),
-        ("sgd", {"momentum_buffer"}, {"momentum_buffer"}),
+        ("sgd", set(), set()),
     ],
 )
 def test_names_and_shapes_of_the_state(
@@ -123,7 +123,7 @@ def test_steps_do_not_change_the_loaded_state(name: str, gpt2: nn.Module, copy_p
     resumed.load(loaded)
     run_steps(resumed_parameters, resumed, range(2, 4))
     assert all(torch.equal(loaded[key], original[key]) for key in original)
-    assert not all(torch.equal(resumed.tensors()[key], original[key]) for key in original)
+    assert not original or not all(torch.equal(resumed.tensors()[key], original[key]) for key in original)
 
 
 def test_load_replaces_the_whole_state(gpt2: nn.Module, copy_parameters: CopyParameters) -> None:
@@ -169,8 +169,13 @@ def test_numbers_load_with_their_types(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [type(result[key]) for key in ("count", "mean", "warm", "single")] == [int, float, bool, Tensor]
 
 
-# adam8bit accepts adamw's moments: those of small tensors have 32 bits in both.
-PAIRS = [(a, b) for a in OPTIMIZERS for b in OPTIMIZERS if a != b and (a, b) != ("adamw", "adam8bit")]
+# adam8bit accepts adamw's moments: those of small tensors have 32 bits in both. sgd has nothing to save.
+PAIRS = [
+    (saved, loaded)
+    for saved in OPTIMIZERS
+    for loaded in OPTIMIZERS
+    if saved not in ("sgd", loaded) and (saved, loaded) != ("adamw", "adam8bit")
+]
 
 
 @pytest.mark.parametrize(("saved", "loaded"), PAIRS)

@@ -1,14 +1,11 @@
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from posttrain.store.errors import UserError
-from posttrain.train.optim.config import OptimizerConfig
-from posttrain.train.optim.parameter_groups import NamedParameter, layer_count, parameter_groups, parameter_locations
+from posttrain.train.optim.parameter_groups import NamedParameter, parameter_groups, parameter_locations
 
 CopyParameters = Callable[[nn.Module], list[NamedParameter]]
 
@@ -149,60 +146,12 @@ def test_locations_of_unusual_parameters() -> None:
     }
 
 
-def settings_by_name(parameters: list[NamedParameter], **settings: Any) -> dict[str, tuple[float, float]]:
-    """Decay and scale of each tensor; also checks that every tensor is in one group."""
-    result = {}
-    groups = parameter_groups(parameters, OptimizerConfig(weight_decay=0.1, **settings), layer_count(parameters))
-    for group in groups:
+def test_only_matrices_and_heads_decay(gpt2: nn.Module, copy_parameters: CopyParameters) -> None:
+    parameters = copy_parameters(gpt2)
+    decays = {}
+    for group in parameter_groups(parameters, 0.1):
         for name, tensor in group["params"]:
-            assert name not in result
             assert tensor is next(parameter.tensor for parameter in parameters if parameter.name == name)
-            result[name] = group["weight_decay"], group["lr_scale"]
-    assert set(result) == {parameter.name for parameter in parameters}
-    assert len(groups) == len(set(result.values())), "as few groups as there are settings"
-    return result
-
-
-@pytest.mark.parametrize(
-    ("settings", "kinds"),
-    [
-        ({}, {"matrix", "head"}),
-        ({"decay_embeddings": True}, {"matrix", "head", "embedding"}),
-        ({"decay_norms": True}, {"matrix", "head", "norm"}),
-        ({"decay_biases": True}, {"matrix", "head", "bias"}),
-    ],
-)
-def test_weight_decay_follows_the_config(
-    gpt2: nn.Module, copy_parameters: CopyParameters, settings: dict[str, Any], kinds: set[str]
-) -> None:
-    expected = {name: (0.1 if kind in kinds else 0.0, 1.0) for name, (kind, _) in GPT2.items()}
-    assert settings_by_name(copy_parameters(gpt2), **settings) == expected
-
-
-def test_layer_decay_lowers_the_rate_of_lower_layers(gpt2: nn.Module, copy_parameters: CopyParameters) -> None:
-    result = settings_by_name(copy_parameters(gpt2), layer_decay=0.75)
-    for name, (_, scale) in result.items():
-        if name.startswith("transformer.w"):
-            assert scale == 0.75**3, name
-        elif ".h." in name:
-            assert scale == (0.75 if ".h.1." in name else 0.75**2), name
-        else:
-            assert scale == 1.0, name
-
-
-def test_an_embedding_of_unknown_depth_counts_as_the_lowest_layer() -> None:
-    parameters = [
-        NamedParameter("e", torch.zeros(2, 2), "embedding", None),
-        NamedParameter("m", torch.zeros(2, 2), "matrix", 0),
-    ]
-    assert settings_by_name(parameters, layer_decay=0.5) == {"e": (0.0, 0.25), "m": (0.1, 0.5)}
-
-
-def test_layer_decay_needs_layers() -> None:
-    parameters = [
-        NamedParameter("e", torch.zeros(2, 2), "embedding", -1),
-        NamedParameter("m", torch.zeros(2, 2), "matrix", None),
-    ]
-    settings_by_name(parameters)
-    with pytest.raises(UserError, match=r"^train.optimizer.layer_decay: no parameter has a layer number .*; set it"):
-        settings_by_name(parameters, layer_decay=0.9)
+            decays[name] = group["weight_decay"]
+    assert decays == {name: (0.1 if kind in ("matrix", "head") else 0.0) for name, (kind, _) in GPT2.items()}
+    assert len(parameter_groups(parameters, 0.0)) == 1, "as few groups as there are settings"

@@ -89,7 +89,7 @@ def test_a_new_study_begins_with_the_settings_of_the_config(tiny_model: Path, he
     assert 1e-3 not in rates(run(3, RATES, "without", migrate=True))
 
 
-_WARMUP, _WARMUP_STEPS = "train.schedule.warmup", "train.schedule.warmup_steps"
+_WARMUP = "train.schedule.warmup"
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,9 @@ _WARMUP, _WARMUP_STEPS = "train.schedule.warmup", "train.schedule.warmup_steps"
         ({"warmup": 0.1}, {_WARMUP: {"float": [0.0, 0.4]}}, 0.4),
         ({"warmup": 0.5}, {_WARMUP: {"float": [0.0, 0.4]}}, 0.5),
         # Of 100 records, 2 epochs in batches of 4 are 50 steps, in batches of 10 they are 20.
-        ({"warmup_steps": 5}, {}, 0.1),
-        ({"warmup_steps": 5}, {"train.batch_size": [4, 10]}, 0.25),
-        ({}, {_WARMUP_STEPS: [None, 10, 20]}, 0.4),
+        ({"warmup": 5}, {}, 0.1),
+        ({"warmup": 5}, {"train.batch_size": [4, 10]}, 0.25),
+        ({}, {_WARMUP: [0.0, 10, 20]}, 0.4),
         ({"name": "constant", "warmup": 0.2}, {}, 0.2),
         ({"name": "wsd", "warmup": 0.1}, {_WARMUP: [0.2, 0.9], "train.schedule.decay": 0.5}, 0.2),
     ],

@@ -117,7 +117,7 @@ def gradient_bytes(spec: ModelSpec) -> int:
 def ema_bytes(spec: ModelSpec, config: TrainConfig) -> int:
     """Counts the bytes of the float32 moving averages."""
     # float32 for 16-bit weights too: steps of 1 - decay would be rounded away.
-    return 0 if config.ema.decay is None else 4 * spec.count(trained=True)
+    return 0 if config.ema is None else 4 * spec.count(trained=True)
 
 
 def optimizer_state_bytes(spec: ModelSpec, config: OptimizerConfig) -> int:
@@ -128,7 +128,7 @@ def optimizer_state_bytes(spec: ModelSpec, config: OptimizerConfig) -> int:
 def parameter_state_bytes(weight: ParameterSpec, config: OptimizerConfig) -> int:
     """Counts the bytes of the optimiser's state for a weight of n numbers.
 
-    AdamW two moments, 8n. Muon's momentum 4n for hidden matrices, AdamW else. SGD 4n with momentum. Adafactor a number
+    AdamW two moments, 8n. Muon's momentum 4n for hidden matrices, AdamW else. SGD nothing. Adafactor a number
     a row and a column of the last two dimensions (arXiv:1804.04235, algorithm 4), of vectors 4n. 8-bit Adam
     (arXiv:2110.02861) a byte and a 256th of a scale in each of two moments, of matrices; AdamW else.
     """
@@ -137,7 +137,7 @@ def parameter_state_bytes(weight: ParameterSpec, config: OptimizerConfig) -> int
         case "adamw":
             return 8 * count
         case "sgd":
-            return 4 * count if config.momentum else 0
+            return 0
         case "adafactor":
             if len(weight.shape) < 2:
                 return 4 * count
@@ -161,7 +161,7 @@ def _is_hidden_matrix(weight: ParameterSpec) -> bool:
 def step_bytes(spec: ModelSpec, config: OptimizerConfig) -> int:
     """Counts the optimiser's working memory beside its state, while it steps one weight of n numbers.
 
-    Fused AdamW nothing. Adafactor its update, 4n. SGD the gradient with decay, and with Nesterov's step, 4n each. Muon
+    Fused AdamW nothing. Adafactor its update, 4n. SGD the gradient with decay, 4n. Muon
     the update 4n, three bfloat16 matrices 2n and two Gram matrices (https://kellerjordan.github.io/posts/muon/). 8-bit
     Adam is one compiled loop.
     """
@@ -175,7 +175,7 @@ def _weight_step_bytes(weight: ParameterSpec, config: OptimizerConfig) -> int:
         case "adafactor":
             return 4 * weight.count
         case "sgd":
-            return 4 * weight.count * (bool(config.weight_decay) + bool(config.nesterov and config.momentum))
+            return 4 * weight.count * bool(config.weight_decay)
         case "muon":
             return 10 * weight.count + 4 * min(weight.shape) ** 2 if _is_hidden_matrix(weight) else 0
         case name:

@@ -1,11 +1,10 @@
 """Findings of the detectors, and the policy that turns a finding into an action."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self, get_args
 
 from posttrain.store.errors import WorkError
-from posttrain.train.monitor.config import MonitorConfig
 from posttrain.train.monitor.metrics import finite
 
 Kind = Literal["nan", "explosion", "divergence", "plateau", "dead_layers", "no_supervised"]
@@ -16,6 +15,37 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 ACTIONS: tuple[Action, ...] = get_args(Action)
 """From the mildest to the gravest."""
+
+Watch = Literal["strict", "normal", "off"]
+
+POLICIES: dict[Watch, dict[Kind, Action]] = {
+    "strict": {
+        **dict.fromkeys(("nan", "explosion", "divergence", "no_supervised"), "stop"),
+        **dict.fromkeys(("plateau", "dead_layers"), "warn"),
+    },
+    "normal": {
+        "nan": "rollback",
+        "explosion": "skip",
+        "divergence": "rollback",
+        "plateau": "warn",
+        "dead_layers": "warn",
+        "no_supervised": "skip",
+    },
+    "off": {},
+}
+"""The action on each kind of finding, by ``train.watch``; other kinds are not looked for."""
+
+AGAIN_WITHIN = 200
+"""Steps within which a further fault of a kind takes the next graver action."""
+
+MAX_SKIPS = 5
+"""Skips of one kind within these steps before it is rolled back."""
+
+MAX_ROLLBACKS = 3
+"""Rollbacks in a training; where one more is due, it stops."""
+
+LOWER_RATE_FACTOR = 0.5
+"""Factor of ``lower_rate`` on the learning rate."""
 
 FAULT_KINDS: tuple[Kind, ...] = ("nan", "explosion", "divergence")
 """Findings after which the weights are in doubt, or about to be."""
@@ -101,46 +131,42 @@ class MonitorDecision:
 
 
 def decide(
-    finding: Finding, config: MonitorConfig, earlier: Sequence[MonitorDecision], *, can_go_back: bool = True
+    finding: Finding, policy: Mapping[Kind, Action], earlier: Sequence[MonitorDecision], *, can_go_back: bool = True
 ) -> MonitorDecision:
-    """Decides what to do about a finding: the configured action, or a graver one if that has not helped.
+    """Decides what to do about a finding: the policy's action, or a graver one if that has not helped.
 
-    A fault (NaN, explosion, divergence) of a kind that was acted on up to ``again_within`` steps ago, or at a later
+    A fault (NaN, explosion, divergence) of a kind that was acted on up to `AGAIN_WITHIN` steps ago, or at a later
     step that was rolled back, takes the next graver action: skip, rollback, lower rate, stop. A skip escalates only
-    after ``max_skips`` of them. Past ``max_rollbacks`` rollbacks of any kind the training stops. Warnings, and findings
-    that leave the weights sound, stay as configured. Without a checkpoint, the step is skipped instead, or the rate
-    lowered after a divergence; if skipping NaN has not helped, training stops.
+    after `MAX_SKIPS` of them. Past `MAX_ROLLBACKS` rollbacks of any kind the training stops. Warnings, and findings
+    that leave the weights sound, stay as the policy says. Without a checkpoint, the step is skipped instead, or the
+    rate lowered after a divergence; if skipping NaN has not helped, training stops.
 
     Args:
         earlier: earlier decisions of this training, oldest first, those that were rolled back included.
         can_go_back: whether there is a checkpoint.
     """
-    action: Action = getattr(config, finding.kind).action
+    action = policy[finding.kind]
     why = ""
     if finding.kind in FAULT_KINDS and action != "warn":
-        recent = _recent_decisions(finding, config.again_within, earlier)
+        recent = _recent_decisions(finding, earlier)
         # What has not helped once will not help the second time, so the next graver action is due.
         if recent and recent[-1].gravity >= ACTIONS.index(action):
-            action, why = _escalate(recent, config)
+            action, why = _escalate(recent)
     # Early in a training, or with checkpoints off.
     if action == "rollback" and not can_go_back:
-        recent = _recent_decisions(finding, config.again_within, earlier)
+        recent = _recent_decisions(finding, earlier)
         skips = sum(previous.action == "skip" for previous in recent)
-        action, why = _without_checkpoint(
-            finding, _skips_did_not_help(skips, config) if skips >= config.max_skips else ""
-        )
+        action, why = _without_checkpoint(finding, _skips_did_not_help(skips) if skips >= MAX_SKIPS else "")
     decision = MonitorDecision(finding, action, why, can_go_back)
     rollbacks = sum(previous.restores for previous in earlier)
     # A training that keeps going back to the same checkpoint would never end.
-    if decision.restores and rollbacks >= config.max_rollbacks:
-        return MonitorDecision(
-            finding, "stop", f"rolled back {rollbacks} times, and max_rollbacks is {config.max_rollbacks}"
-        )
+    if decision.restores and rollbacks >= MAX_ROLLBACKS:
+        return MonitorDecision(finding, "stop", f"rolled back {rollbacks} times before")
     return decision
 
 
-def _skips_did_not_help(skips: int, config: MonitorConfig) -> str:
-    return f"{skips} skips in {config.again_within} steps did not help"
+def _skips_did_not_help(skips: int) -> str:
+    return f"{skips} skips in {AGAIN_WITHIN} steps did not help"
 
 
 def _without_checkpoint(finding: Finding, tried: str) -> tuple[Action, str]:
@@ -158,19 +184,19 @@ def stop_error(decision: MonitorDecision) -> WorkError:
     return WorkError(f"training stopped at step {decision.finding.step}: {decision.finding.what}{why}")
 
 
-def _recent_decisions(finding: Finding, within: int, earlier: Sequence[MonitorDecision]) -> list[MonitorDecision]:
+def _recent_decisions(finding: Finding, earlier: Sequence[MonitorDecision]) -> list[MonitorDecision]:
     return [
         decision
         for decision in earlier
-        if decision.finding.kind == finding.kind and finding.step - decision.finding.step <= within
+        if decision.finding.kind == finding.kind and finding.step - decision.finding.step <= AGAIN_WITHIN
     ]
 
 
-def _escalate(recent: Sequence[MonitorDecision], config: MonitorConfig) -> tuple[Action, str]:
+def _escalate(recent: Sequence[MonitorDecision]) -> tuple[Action, str]:
     last = recent[-1]
     times = sum(decision.action == last.action for decision in recent)
-    if last.action == "skip" and times < config.max_skips:
+    if last.action == "skip" and times < MAX_SKIPS:
         return "skip", ""
     message = f"{last.action.replace('_', ' ')} at step {last.finding.step} did not help"
-    why = _skips_did_not_help(times, config) if last.action == "skip" else message
+    why = _skips_did_not_help(times) if last.action == "skip" else message
     return ACTIONS[min(last.gravity + 1, len(ACTIONS) - 1)], why

@@ -10,13 +10,6 @@ from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
-from posttrain.train.monitor.config import (
-    DeadLayersConfig,
-    DivergenceConfig,
-    ExplosionConfig,
-    MonitorConfig,
-    PlateauConfig,
-)
 from posttrain.train.monitor.decisions import Finding, Kind
 from posttrain.train.monitor.metrics import GradientValues, StepValues
 
@@ -40,7 +33,7 @@ _NOISE_WINDOWS = 4
 class Detector(Protocol[Values]):
     """Looks for one kind of fault, step by step.
 
-    To add one: give it a `Kind`, a section in ``monitor/config.py``, and a place in `pre_step_detectors` or
+    To add one: give it a `Kind` with an action in `POLICIES`, and a place in `pre_step_detectors` or
     `post_step_detectors`. Its state is JSON; a detector that loads it continues as if it had never stopped.
     """
 
@@ -88,14 +81,14 @@ class EarlyLimit:
 _DEFAULT_EARLY_LIMIT = EarlyLimit()
 
 
-def pre_step_detectors(config: MonitorConfig) -> tuple[Detector[GradientValues], ...]:
+def pre_step_detectors() -> tuple[Detector[GradientValues], ...]:
     """Builds the detectors that run before the optimiser steps, in this order."""
-    return NoSupervised(), Nan(), Explosion(config.explosion)
+    return NoSupervised(), Nan(), Explosion()
 
 
-def post_step_detectors(config: MonitorConfig, early: EarlyLimit) -> tuple[Detector[StepValues], ...]:
+def post_step_detectors(early: EarlyLimit) -> tuple[Detector[StepValues], ...]:
     """Builds the detectors that run on finished steps."""
-    return LossDivergence(config.divergence, early), Plateau(config.plateau), DeadLayers(config.dead_layers)
+    return LossDivergence(early), Plateau(), DeadLayers()
 
 
 class Nan:
@@ -136,19 +129,23 @@ class NoSupervised:
 class Explosion:
     """Detects gradient norms far above the recent ones, by a one-sided robust z-score of their logarithm.
 
-    ``z = (log g - median) / deviation`` over the last n <= ``window`` norms, with
-    ``deviation = max(1.4826 MAD, floor) (1 + 8 / n)`` (Iglewicz & Hoaglin 1993).
+    ``z = (log g - median) / deviation`` over the last n <= `WINDOW` norms, with
+    ``deviation = max(1.4826 MAD, FLOOR) (1 + 8 / n)`` (Iglewicz & Hoaglin 1993).
 
-    False alarms with the default limits, in a million simulated steps: none where the logarithm is normal (deviation
+    False alarms in a million simulated steps: none where the logarithm is normal (deviation
     0.1 to 0.8); with heavier tails the far outliers are detected: 13 with Student's t of 8 degrees of
     freedom, 125 with Laplace's, 202 with 5 degrees (scale 0.25 each).
     """
 
     kind: Kind = "explosion"
 
-    def __init__(self, config: ExplosionConfig) -> None:
-        self._config = config
-        self._logs: deque[float] = deque(maxlen=config.window)
+    Z = 7.0  # deviations above the median that count as an explosion
+    WINDOW = 64  # steps that median and deviation are taken over
+    WARMUP = 8  # steps before the first check
+    FLOOR = 0.25  # least deviation of the logarithm: norms below exp(Z * FLOOR) times the median pass
+
+    def __init__(self) -> None:
+        self._logs: deque[float] = deque(maxlen=self.WINDOW)
 
     def observe(self, values: GradientValues) -> Finding | None:
         # NaN is the other detector's finding, and has no logarithm.
@@ -163,16 +160,16 @@ class Explosion:
         return {"logs": list(self._logs)}
 
     def load(self, state: dict[str, Any]) -> None:
-        self._logs = deque(state["logs"], maxlen=self._config.window)
+        self._logs = deque(state["logs"], maxlen=self.WINDOW)
 
     def _judge(self, values: GradientValues) -> Finding | None:
         count = len(self._logs)
-        if count < self._config.warmup:
+        if count < self.WARMUP:
             return None
         middle = median(self._logs)
         spread = _MAD_TO_DEVIATION * median(abs(value - middle) for value in self._logs)
         # The floor, as beside constant norms anything is an outlier; 8 / n, as few norms say little.
-        limit = middle + self._config.z * max(spread, self._config.floor) * (1 + 8 / count)
+        limit = middle + self.Z * max(spread, self.FLOOR) * (1 + 8 / count)
         if math.log(values.grad_norm) <= limit:
             return None
         times = values.grad_norm / math.exp(middle)
@@ -181,16 +178,16 @@ class Explosion:
 
 
 class LossDivergence:
-    """Detects a running median of the loss that stays above its minimum by a margin for ``patience`` steps.
+    """Detects a running median of the loss that stays above its minimum by a margin for `PATIENCE` steps.
 
-    The margin is the larger of ``rise max(|lowest|, first - lowest)`` and ``z`` standard errors of the median, the
+    The margin is the larger of ``RISE max(|lowest|, first - lowest)`` and `Z` standard errors of the median, the
     noise estimated from the differences of successive losses (Rice 1984). A lasting divergence is reported again every
-    ``patience`` steps.
+    `PATIENCE` steps.
 
-    A sudden rise is detected after ``window // 2 + patience`` steps. False alarms with the default limits, in a million
+    A sudden rise is detected after ``WINDOW // 2 + PATIENCE`` steps. False alarms in a million
     simulated steps of a flat loss: none with normal noise of 5% to 50%, none with log-normal noise of deviation 1.
 
-    The first ``window + patience`` losses are also held against an `EarlyLimit`. False alarms in 10,000 simulated
+    The first ``WINDOW + PATIENCE`` losses are also held against an `EarlyLimit`. False alarms in 10,000 simulated
     starts with 49,152 tokens: none for supervised fine-tuning at 3 nats with normal noise of 5% to 50%, 2 with
     log-normal noise of deviation 1; none for DPO on margins of deviation 1 to 10 a batch, 1 for IPO with 10; 5 for a
     loss of another scale with log-normal noise of deviation 1.
@@ -198,9 +195,14 @@ class LossDivergence:
 
     kind: Kind = "divergence"
 
-    def __init__(self, config: DivergenceConfig, early: EarlyLimit = _DEFAULT_EARLY_LIMIT) -> None:
-        self._config, self._early = config, early
-        self._losses: deque[float] = deque(maxlen=_NOISE_WINDOWS * config.window)
+    RISE = 0.5  # as a share of the lowest loss, or of what was gained if more
+    Z = 10.0  # rise in standard errors of the smoothed loss; the larger rise counts
+    WINDOW = 25  # steps that the loss is smoothed over
+    PATIENCE = 10  # steps in a row that the loss has to stay above
+
+    def __init__(self, early: EarlyLimit = _DEFAULT_EARLY_LIMIT) -> None:
+        self._early = early
+        self._losses: deque[float] = deque(maxlen=_NOISE_WINDOWS * self.WINDOW)
         self._first: float | None = None
         self._lowest = math.inf
         self._above = self._early_above = 0
@@ -214,7 +216,7 @@ class LossDivergence:
 
     def _judge_early(self, values: StepValues) -> Finding | None:
         # The first loss is in the window as long as this is early.
-        most = min(self._config.window + self._config.patience, _NOISE_WINDOWS * self._config.window - 1)
+        most = min(self.WINDOW + self.PATIENCE, _NOISE_WINDOWS * self.WINDOW - 1)
         if len(self._losses) > most:
             return None
         first, patience = self._losses[0], self._early.patience
@@ -228,23 +230,22 @@ class LossDivergence:
         return Finding(self.kind, values.step, what, values.loss, limit, max(0, values.step - patience))
 
     def _judge_smoothed(self, values: StepValues) -> Finding | None:
-        if len(self._losses) < self._config.window:
+        if len(self._losses) < self.WINDOW:
             return None
         # A median, so that single bad batches count for nothing.
-        smooth = median(list(self._losses)[-self._config.window :])
+        smooth = median(list(self._losses)[-self.WINDOW :])
         if self._first is None:
             self._first = smooth
         # The lowest median, not the last: a loss that creeps up never rises much above the step before.
         self._lowest = min(self._lowest, smooth)
         limit = self._lowest + self._margin(self._first)
         self._above = self._above + 1 if smooth > limit else 0
-        if self._above < self._config.patience:
+        if self._above < self.PATIENCE:
             return None
         self._above = 0
-        patience = self._config.patience
         # A running median lags its input by half a window.
-        since = max(0, values.step - patience + 1 - self._config.window // 2)
-        what = f"smoothed loss {smooth:.4g} after {self._lowest:.4g}, above {limit:.4g} for {patience} steps"
+        since = max(0, values.step - self.PATIENCE + 1 - self.WINDOW // 2)
+        what = f"smoothed loss {smooth:.4g} after {self._lowest:.4g}, above {limit:.4g} for {self.PATIENCE} steps"
         return Finding(self.kind, values.step, what, smooth, limit, since)
 
     def state(self) -> dict[str, Any]:
@@ -258,43 +259,46 @@ class LossDivergence:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        self._losses = deque(state["losses"], maxlen=_NOISE_WINDOWS * self._config.window)
+        self._losses = deque(state["losses"], maxlen=_NOISE_WINDOWS * self.WINDOW)
         self._first, self._above = state["first"], state["above"]
-        self._early_above = state.get("early_above", 0)  # checkpoints of older versions have none
+        self._early_above = state["early_above"]
         self._lowest = math.inf if state["lowest"] is None else state["lowest"]
 
     def _margin(self, first: float) -> float:
         # Differences of successive losses, which a trend hardly touches.
         noise = _DIFFERENCE_TO_DEVIATION * median(abs(after - before) for before, after in pairwise(self._losses))
-        error = _MEDIAN_ERROR * noise / math.sqrt(self._config.window)
-        rise = self._config.rise * max(abs(self._lowest), first - self._lowest)
-        return max(rise, self._config.z * error)
+        error = _MEDIAN_ERROR * noise / math.sqrt(self.WINDOW)
+        rise = self.RISE * max(abs(self._lowest), first - self._lowest)
+        return max(rise, self.Z * error)
 
 
 class Plateau:
-    """Detects a loss that surely improves by less than ``improvement`` over the last ``window`` steps.
+    """Detects a loss that surely improves by less than `IMPROVEMENT` over the last `WINDOW` steps.
 
     A line is fitted to the losses by least squares. With slope b, its standard error s (independent noise about the
-    line) and mean m, the improvement over the window is ``-b window / |m|``, and a plateau is detected when
-    ``(-b + z s) window / |m|`` is below ``improvement``. Noise of a share r of the loss leaves
-    ``s window / |m| = r sqrt(12 / window)``: where there is too much of it, nothing is reported.
+    line) and mean m, the improvement over the window w is ``-b w / |m|``, and a plateau is detected when
+    ``(-b + Z s) w / |m|`` is below `IMPROVEMENT`. Noise of a share r of the loss leaves
+    ``s w / |m| = r sqrt(12 / w)``: where there is too much of it, nothing is reported.
     After a finding the window has to fill again.
 
-    False alarms with the default limits, in 100 simulated runs of 2,000 steps that improve by 3% in 500 steps: none
+    False alarms in 100 simulated runs of 2,000 steps that improve by 3% in 500 steps: none
     with noise of 2% of the loss, 3 with 5%, 22 with 10%; that improve by 4%: 0, 0 and 3; by 6%: none.
     """
 
     kind: Kind = "plateau"
 
-    def __init__(self, config: PlateauConfig) -> None:
-        self._config = config
-        self._losses: deque[float] = deque(maxlen=config.window)
+    WINDOW = 500  # steps that the slope is taken over
+    IMPROVEMENT = 0.02  # over the window, relative, that is enough
+    Z = 2.0  # standard errors by which the improvement has to be below that
+
+    def __init__(self) -> None:
+        self._losses: deque[float] = deque(maxlen=self.WINDOW)
 
     def observe(self, values: StepValues) -> Finding | None:
         if not math.isfinite(values.loss):
             return None
         self._losses.append(values.loss)
-        window = self._config.window
+        window = self.WINDOW
         if len(self._losses) < window:
             return None
         losses = np.array(self._losses)
@@ -306,34 +310,34 @@ class Plateau:
         slope = times @ losses / spread
         residuals = losses - mean - slope * times
         error = math.sqrt(residuals @ residuals / (window - 2) / spread)
-        # Taken `z` standard errors upwards: noise must not make an improving loss look flat.
-        at_most = float((-slope + self._config.z * error) * window / abs(mean))
-        if at_most >= self._config.improvement:
+        # Taken `Z` standard errors upwards: noise must not make an improving loss look flat.
+        at_most = float((-slope + self.Z * error) * window / abs(mean))
+        if at_most >= self.IMPROVEMENT:
             return None
         # Or the same flat stretch would be reported at each of the following steps.
         self._losses.clear()
         what = f"the loss improved by at most {max(at_most, 0.0):.2%} over the last {window} steps"
-        return Finding(
-            self.kind, values.step, what, at_most, self._config.improvement, max(0, values.step - window + 1)
-        )
+        return Finding(self.kind, values.step, what, at_most, self.IMPROVEMENT, max(0, values.step - window + 1))
 
     def state(self) -> dict[str, Any]:
         return {"losses": list(self._losses)}
 
     def load(self, state: dict[str, Any]) -> None:
-        self._losses = deque(state["losses"], maxlen=self._config.window)
+        self._losses = deque(state["losses"], maxlen=self.WINDOW)
 
 
 class DeadLayers:
-    """Detects layer groups whose gradient norm stays within ``share`` of the groups' median for ``patience`` steps.
+    """Detects layer groups whose gradient norm stays within `SHARE` of the groups' median for `PATIENCE` steps.
 
     A group is reported once, and again only after it has recovered. Steps with a norm that is not finite are ignored.
     """
 
     kind: Kind = "dead_layers"
 
-    def __init__(self, config: DeadLayersConfig) -> None:
-        self._config = config
+    SHARE = 1e-4  # of the groups' median norm, which is next to nothing
+    PATIENCE = 20  # steps in a row
+
+    def __init__(self) -> None:
         self._steps: dict[str, int] = {}
 
     def observe(self, values: StepValues) -> Finding | None:
@@ -341,14 +345,14 @@ class DeadLayers:
         if not norms or not all(math.isfinite(norm) for norm in norms.values()):
             return None
         # Relative to the other groups, as norms of all shrink together while a model converges.
-        limit = self._config.share * median(norms.values())
+        limit = self.SHARE * median(norms.values())
         self._steps = {name: self._steps.get(name, 0) + 1 for name, norm in norms.items() if norm <= limit}
-        # Exactly ``patience``, so that a group is reported once.
-        dead = [name for name, steps in self._steps.items() if steps == self._config.patience]
+        # Exactly `PATIENCE`, so that a group is reported once.
+        dead = [name for name, steps in self._steps.items() if steps == self.PATIENCE]
         if not dead:
             return None
-        what = f"next to no gradient for {self._config.patience} steps in {', '.join(dead)}"
-        since = max(0, values.step - self._config.patience + 1)
+        what = f"next to no gradient for {self.PATIENCE} steps in {', '.join(dead)}"
+        since = max(0, values.step - self.PATIENCE + 1)
         return Finding(self.kind, values.step, what, max(norms[name] for name in dead), limit, since)
 
     def state(self) -> dict[str, Any]:

@@ -4,15 +4,11 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from posttrain.train.monitor.config import MonitorConfig
-from posttrain.train.monitor.decisions import Finding, MonitorDecision, decide
+from posttrain.train.monitor.decisions import POLICIES, Finding, MonitorDecision, Watch, decide
 from posttrain.train.monitor.detectors import Detector, EarlyLimit, post_step_detectors, pre_step_detectors
 from posttrain.train.monitor.metrics import GradientValues, StepValues
 
 log = logging.getLogger("posttrain")
-
-# Key of `Monitor.reported` in the state: the name that checkpoints on disk have.
-_REPORTED = "told"
 
 _DEFAULT_EARLY_LIMIT = EarlyLimit()
 
@@ -25,17 +21,18 @@ class Monitor:
     scale by infinite gradients.
 
     Args:
+        watch: names the policy; what it has no action for is not looked for.
         can_go_back: returns whether there is a checkpoint.
         early: limit of the loss in the first steps.
     """
 
     def __init__(
         self,
-        config: MonitorConfig,
+        watch: Watch = "normal",
         can_go_back: Callable[[], bool] = lambda: True,
         early: EarlyLimit = _DEFAULT_EARLY_LIMIT,
     ) -> None:
-        self.config = config
+        self.policy = POLICIES[watch]
         self._early = early
         self._can_go_back = can_go_back
         self.decisions: list[MonitorDecision] = []
@@ -74,7 +71,7 @@ class Monitor:
         return {
             "detectors": {detector.kind: detector.state() for detector in self._detectors()},
             "decisions": self.report(),
-            _REPORTED: {
+            "reported": {
                 str(step): [decision.to_json() for decision in decisions] for step, decisions in self.reported.items()
             },
         }
@@ -90,14 +87,14 @@ class Monitor:
             detector.load(state["detectors"][detector.kind])
         self.reported = {
             int(step): [MonitorDecision.from_json(decision) for decision in decisions]
-            # Checkpoints of older versions have none.
-            for step, decisions in state.get(_REPORTED, {}).items()
+            for step, decisions in state["reported"].items()
         }
 
     def reset(self) -> None:
         """Starts all detectors afresh, as for other data, which has another loss; decisions are kept."""
         # New objects rather than a reset of each: no detector can forget a field.
-        self._before, self._after = pre_step_detectors(self.config), post_step_detectors(self.config, self._early)
+        self._before = [detector for detector in pre_step_detectors() if detector.kind in self.policy]
+        self._after = [detector for detector in post_step_detectors(self._early) if detector.kind in self.policy]
 
     def report(self) -> list[dict[str, Any]]:
         """Returns all decisions as JSON, oldest first."""
@@ -107,7 +104,7 @@ class Monitor:
         return (*self._before, *self._after)
 
     def _decide(self, finding: Finding) -> MonitorDecision:
-        decision = decide(finding, self.config, self.decisions, can_go_back=self._can_go_back())
+        decision = decide(finding, self.policy, self.decisions, can_go_back=self._can_go_back())
         self.decisions.append(decision)
         log.warning("%s", decision.line())
         return decision

@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from posttrain.train.optim.config import EmaConfig
-
 
 class Ema:
     """Float32 exponential moving averages of float32 master weights.
@@ -15,30 +13,22 @@ class Ema:
     that the weights that a training started from are soon forgotten. The average begins as a copy of the weights.
 
     Args:
-        config: its ``decay`` must be set.
+        decay: share of the average that an update keeps.
         names: the weights' names in checkpoints.
         masters: the weights, float32; read at each update.
     """
 
-    def __init__(self, config: EmaConfig, names: Sequence[str], masters: Sequence[Tensor]) -> None:
-        self.config = config
+    def __init__(self, decay: float, names: Sequence[str], masters: Sequence[Tensor]) -> None:
+        self.decay = decay
         self.names, self.masters = list(names), list(masters)
         self.averages = [master.detach().clone() for master in masters]
         self.updates = 0
 
     @torch.no_grad()
-    def update(self, steps: int) -> None:
-        """Updates the averages after ``steps`` steps; call it after every step of the optimiser."""
-        assert self.config.decay is not None
-        if steps <= self.config.start:
-            torch._foreach_copy_(
-                self.averages, self.masters
-            )  # each time, as the last step before the start may be skipped
-            return
-        if (steps - self.config.start) % self.config.every:
-            return
+    def update(self) -> None:
+        """Updates the averages; call it after every step of the optimiser."""
         # Warm-up of the average, as in TensorFlow's ExponentialMovingAverage with `num_updates`.
-        decay = min(self.config.decay, (1 + self.updates) / (10 + self.updates))
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         torch._foreach_lerp_(self.averages, self.masters, 1 - decay)
         self.updates += 1
 

@@ -3,20 +3,17 @@
 import math
 from typing import Any
 
-from pydantic import Field
-
 from posttrain.store.errors import WorkError
-from posttrain.store.section import Section
 
+INITIAL = 2.0**16
 
-class ScalingConfig(Section):
-    """Loss scaling with precision float16 (arXiv:1710.03740)."""
+_GROWTH, _BACKOFF = 2.0, 0.5
+"""Factors on the scale: after `GROWTH_INTERVAL` steps without an overflow, and at an overflow."""
 
-    initial: float = Field(2.0**16, gt=0, description="Initial loss scale.")
-    growth: float = Field(2.0, ge=1, description="Factor on the scale after growth_interval steps without an overflow.")
-    growth_interval: int = Field(2000, ge=1, description="Steps without an overflow before the scale grows.")
-    backoff: float = Field(0.5, gt=0, lt=1, description="Factor on the scale when gradients overflow.")
-    minimum: float = Field(1.0, gt=0, description="Smallest scale; training stops if gradients overflow there.")
+GROWTH_INTERVAL = 2000
+
+_MINIMUM = 1.0
+"""Smallest scale; training stops if gradients overflow there."""
 
 
 class LossScale:
@@ -24,12 +21,11 @@ class LossScale:
 
     P. Micikevicius et al., Mixed Precision Training, 2018, arXiv:1710.03740, section 3.2: multiply the loss, divide
     the gradients once they are added up in float32. A step whose gradients overflowed is left out and the scale backs
-    off; after ``growth_interval`` good steps in a row it grows.
+    off; after `GROWTH_INTERVAL` good steps in a row it grows.
     """
 
-    def __init__(self, config: ScalingConfig) -> None:
-        self.config = config
-        self.value = config.initial
+    def __init__(self) -> None:
+        self.value = INITIAL
         self._good = 0  # steps since the scale last changed
         self._overflows = 0
 
@@ -49,19 +45,19 @@ class LossScale:
             WorkError: the scale cannot back off any further.
         """
         if overflowed:
-            self.value, self._good = self.value * self.config.backoff, 0
+            self.value, self._good = self.value * _BACKOFF, 0
             self._overflows += 1
-            if self.value < self.config.minimum:
+            if self.value < _MINIMUM:
                 raise WorkError(
                     f"float16 gradients overflowed in {self._overflows} steps, which were skipped, and even with the "
-                    f"loss scaled by {self.value / self.config.backoff:g}; train with train.precision=bfloat16, or at "
+                    f"loss scaled by {self.value / _BACKOFF:g}; train with train.precision=bfloat16, or at "
                     "a lower train.learning_rate"
                 )
             return
         self._good += 1
         # Grows slowly and backs off at once: an overflow costs a step, a low scale costs only small gradients.
-        if self._good == self.config.growth_interval:
-            self.value, self._good = self.value * self.config.growth, 0
+        if self._good == GROWTH_INTERVAL:
+            self.value, self._good = self.value * _GROWTH, 0
 
     def state(self) -> dict[str, Any]:
         """Returns the state as JSON."""
@@ -70,4 +66,4 @@ class LossScale:
     def load_state(self, state: dict[str, Any]) -> None:
         """Restores what `state` returned."""
         self.value, self._good = float(state["value"]), int(state["good"])
-        self._overflows = int(state.get("overflows", 0))  # checkpoints of older versions do not count them
+        self._overflows = int(state["overflows"])

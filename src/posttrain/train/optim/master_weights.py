@@ -89,7 +89,7 @@ class MasterWeights:
         if scale != 1 and not self._adamw:
             torch._foreach_mul_(self.sums, scale)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate * group["lr_scale"]
+            group["lr"] = rate
         # Every 64th row says as much about the ratio as all of them, for a 64th of a pass over memory.
         samples = [_sample_rows(master) for master in self.masters]
         before = [sample.clone() for sample in samples]
@@ -237,21 +237,12 @@ def _gradient_sum(master: Tensor) -> Tensor:
     return master.grad
 
 
-@torch.no_grad()
-def clip_gradients(gradients: list[Tensor], norm: float, limit: float | None, value: float | None = None) -> float:
-    """Clips gradient elements to [-value, value] in place, and returns the factor that clips the norm.
-
-    The two together are torch's ``clip_grad_value_`` and then ``clip_grad_norm_`` (R. Pascanu et al., 2013,
+def clip_factor(norm: float, limit: float | None) -> float:
+    """Returns the factor that clips a gradient's norm, as torch's ``clip_grad_norm_`` (R. Pascanu et al., 2013,
     arXiv:1211.5063, algorithm 1).
 
     Args:
-        gradients: float32, of the whole model.
-        norm: their L2 norm.
+        norm: L2 norm of the whole model's gradient.
         limit: the largest norm; None for no limit.
-        value: the largest element; None for no limit.
     """
-    if value is not None and norm > value:  # no element is larger than the norm: mostly nothing is to do
-        torch._foreach_clamp_max_(gradients, value)
-        torch._foreach_clamp_min_(gradients, -value)
-        norm = math.hypot(*torch.stack(torch._foreach_norm(gradients)).tolist())
     return limit / (norm + 1e-6) if limit is not None and norm > limit else 1.0

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from posttrain.store.errors import UserError
 from posttrain.store.installation import install_command
 from posttrain.train.optim.config import OptimizerConfig
-from posttrain.train.optim.parameter_groups import NamedParameter, layer_count, parameter_groups
+from posttrain.train.optim.parameter_groups import NamedParameter, parameter_groups
 
 _Factory = Callable[[list[dict[str, Any]], OptimizerConfig], Optimizer]
 
@@ -29,14 +29,14 @@ _STATE_KEYS = {
     "AdamW8bit": _ADAM_KEYS,
     "Adafactor": {"step", "row_var", "col_var", "variance"},
     "Muon": {"momentum_buffer"},
-    "SGD": {"momentum_buffer"},
+    "SGD": set(),
 }
 
 
 def build_optimizer(masters: Sequence[NamedParameter], config: OptimizerConfig) -> Optimizer:
     """Builds the optimiser of some parameters, with a learning rate of zero.
 
-    Before each step, set each group's ``lr`` to the learning rate times its ``lr_scale``. Gradients must be dense.
+    Before each step, set each group's ``lr``. Gradients must be dense.
     To add an optimiser, name it in ``optim/config.py``, build it here, list its state in ``_STATE_KEYS``, and count its
     bytes in ``memory/weights.py``.
 
@@ -53,14 +53,12 @@ def build_optimizer(masters: Sequence[NamedParameter], config: OptimizerConfig) 
     if not masters:
         raise UserError("there is no parameter to train", where="train")
     if config.name == "muon":
-        return _combined(
-            masters, [_is_hidden_matrix(master) for master in masters], _muon, config, config.muon.rate_scale
-        )
+        return _combined(masters, [_is_hidden_matrix(master) for master in masters], _muon, config)
     if config.name == "adam8bit":
         # Embeddings keep 32 bits, as in Dettmers et al., section 2.3: their gradients vary most.
         return _combined(masters, [master.kind in ("matrix", "head") for master in masters], adam8bit, config)
     make: dict[str, _Factory] = {"adamw": _adamw, "adafactor": _adafactor, "sgd": _sgd}
-    return make[config.name](parameter_groups(masters, config, layer_count(masters)), config)
+    return make[config.name](parameter_groups(masters, config.weight_decay), config)
 
 
 def _combined(
@@ -68,7 +66,6 @@ def _combined(
     selected: Sequence[bool],
     make: _Factory,
     config: OptimizerConfig,
-    rate_scale: float = 1.0,
 ) -> Optimizer:
     """Combines an optimiser for the chosen matrices with AdamW for the rest."""
     matrices = [master for master, is_chosen in zip(masters, selected, strict=True) if is_chosen]
@@ -77,11 +74,10 @@ def _combined(
         raise UserError(
             f"{config.name} is for weight matrices, and none is trained", where="train.optimizer.name", fix="use adamw"
         )
-    layers = layer_count(masters)
-    parts = [make(parameter_groups(matrices, config, layers, rate_scale), config)]
+    parts = [make(parameter_groups(matrices, config.weight_decay), config)]
     if rest:
-        # Muon orthogonalises matrices; norms, biases and embeddings are no such, as its author says.
-        parts.append(_adamw(parameter_groups(rest, config, layers), config))
+        # Muon orthogonalises matrices, and its author leaves norms, biases and embeddings to AdamW.
+        parts.append(_adamw(parameter_groups(rest, config.weight_decay), config))
     return CombinedOptimizer(parts)
 
 
@@ -92,30 +88,23 @@ def _is_hidden_matrix(parameter: NamedParameter) -> bool:
 def _adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> Optimizer:
     """Loshchilov & Hutter 2017, arXiv:1711.05101."""
     # Fused: one pass over gradients, moments and weights, where the default makes ten.
-    return torch.optim.AdamW(groups, lr=0.0, betas=config.betas, eps=config.eps, fused=True)
+    return torch.optim.AdamW(groups, lr=0.0, betas=config.betas, fused=True)
 
 
 def _adafactor(groups: list[dict[str, Any]], config: OptimizerConfig) -> Optimizer:
     """Shazeer & Stern 2018, arXiv:1804.04235."""
-    settings = config.adafactor
-    return torch.optim.Adafactor(groups, lr=0.0, beta2_decay=settings.beta2_decay, d=settings.clip_threshold)
+    return torch.optim.Adafactor(groups, lr=0.0)
 
 
 def _muon(groups: list[dict[str, Any]], config: OptimizerConfig) -> Optimizer:
     """Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/."""
-    return torch.optim.Muon(
-        groups,
-        lr=0.0,
-        momentum=config.momentum,
-        nesterov=config.nesterov,
-        ns_steps=config.muon.iterations,
-        adjust_lr_fn=config.muon.adjust,
-    )
+    # Updates as large as AdamW's (Liu et al. 2025, arXiv:2502.16982), so that one learning rate serves both.
+    return torch.optim.Muon(groups, lr=0.0, adjust_lr_fn="match_rms_adamw")
 
 
 def _sgd(groups: list[dict[str, Any]], config: OptimizerConfig) -> Optimizer:
-    """Stochastic gradient descent with momentum (Sutskever et al. 2013); without one, Nesterov's is the same."""
-    return torch.optim.SGD(groups, lr=0.0, momentum=config.momentum, nesterov=config.nesterov and config.momentum > 0)
+    """Plain stochastic gradient descent, which keeps no state."""
+    return torch.optim.SGD(groups, lr=0.0)
 
 
 class CombinedOptimizer(Optimizer):
@@ -173,9 +162,7 @@ def adam8bit(groups: list[dict[str, Any]], config: OptimizerConfig) -> Optimizer
         raise UserError(
             "adam8bit on a CPU needs a C++ compiler", where=_OPTIMIZER_KEY, fix="install g++, or use adafactor"
         )
-    optimizer: Optimizer = AdamW8bit(
-        groups, lr=0.0, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
-    )
+    optimizer: Optimizer = AdamW8bit(groups, lr=0.0, betas=config.betas, weight_decay=config.weight_decay)
     optimizer.register_step_pre_hook(_lr_as_tensor)
     return optimizer
 

@@ -1,4 +1,4 @@
-"""Parameter groups: the weight decay and learning rate of each layer."""
+"""Kinds and layers of parameters, and their groups by weight decay."""
 
 import re
 from collections.abc import Sequence
@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
-
-from posttrain.store.errors import UserError
-from posttrain.train.optim.config import OptimizerConfig
 
 ParameterKind = Literal["matrix", "embedding", "head", "norm", "bias", "other"]
 
@@ -69,64 +66,19 @@ def parameter_locations(model: nn.Module) -> dict[str, ParameterLocation]:
     return locations
 
 
-def layer_count(named: Sequence[NamedParameter]) -> int:
-    """Counts the layers: one more than the greatest depth among the parameters."""
-    return max((parameter.depth + 1 for parameter in named if parameter.depth is not None), default=0)
+def parameter_groups(named: Sequence[NamedParameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Groups parameters by weight decay, as torch's optimisers take them, names included.
 
-
-def parameter_groups(
-    named: Sequence[NamedParameter], config: OptimizerConfig, layers: int, rate_scale: float = 1.0
-) -> list[dict[str, Any]]:
-    """Groups parameters by weight decay and learning rate, as torch's optimisers take them, names included.
-
-    Only matrices and heads decay, unless the config says otherwise. With ``layer_decay`` d, the rate of layer l of n is
-    multiplied by d ** (n - l), that of embeddings and all else below the first layer by d ** (n + 1), and the head and
-    final norm keep it (Howard & Ruder 2018, arXiv:1801.06146; Clark et al. 2020, arXiv:2003.10555).
-
-    Args:
-        named: the tensors of these groups.
-        config: the optimiser.
-        layers: number of layers of the whole model (``layer_count``).
-        rate_scale: multiplies the rate of all of them.
+    Only matrices and heads decay. A parameter of unknown kind does not: that is the harmless mistake.
 
     Returns:
-        Groups in order of their first tensor, with ``params`` (pairs of name and tensor), ``weight_decay`` and
-        ``lr_scale``: the trainer sets each group's ``lr`` to the rate times ``lr_scale``.
-
-    Raises:
-        UserError: if rates should differ by layer and no layer has a number.
+        Groups in order of their first tensor, with ``params`` (pairs of name and tensor) and ``weight_decay``.
     """
-    if config.layer_decay != 1 and layers == 0:
-        raise UserError(
-            "no parameter has a layer number in its name, so rates cannot differ by layer",
-            where="train.optimizer.layer_decay",
-            fix="set it to 1",
-        )
-    groups: dict[tuple[float, float], list[tuple[str, Tensor]]] = {}
+    groups: dict[float, list[tuple[str, Tensor]]] = {}
     for parameter in named:
-        decay = config.weight_decay if _decays(parameter.kind, config) else 0.0
-        scale = rate_scale * config.layer_decay ** _layers_below_head(parameter, layers)
-        groups.setdefault((decay, scale), []).append((parameter.name, parameter.tensor))
-    return [{"params": params, "weight_decay": decay, "lr_scale": scale} for (decay, scale), params in groups.items()]
-
-
-def _layers_below_head(parameter: NamedParameter, layers: int) -> int:
-    """Counts the layers between a parameter and the head."""
-    if parameter.depth is not None:
-        return layers - parameter.depth
-    return layers + 1 if parameter.kind == "embedding" else 0
-
-
-def _decays(kind: ParameterKind, config: OptimizerConfig) -> bool:
-    return {
-        "matrix": True,
-        "head": True,
-        "embedding": config.decay_embeddings,
-        "norm": config.decay_norms,
-        "bias": config.decay_biases,
-        # What is not known does not decay: that is the harmless mistake.
-        "other": False,
-    }[kind]
+        decay = weight_decay if parameter.kind in ("matrix", "head") else 0.0
+        groups.setdefault(decay, []).append((parameter.name, parameter.tensor))
+    return [{"params": params, "weight_decay": decay} for decay, params in groups.items()]
 
 
 def _parameter_kind(name: str, parameter: Tensor, owner: nn.Module, embedding: bool) -> ParameterKind:

@@ -38,8 +38,6 @@ PREFERENCE_ACCURACY = "preference_accuracy"
 
 _PREFERENCE = "preference"  # its scorer
 
-_WARMUP = "train.schedule.warmup"
-
 MODEL_COSTS = ("parameters", "adapter_parameters", "model_bytes", "latency")
 """Objectives that are properties of the trained model, and no metrics of a scorer; all but ``latency`` follow from its
 shape."""
@@ -260,9 +258,6 @@ class TuneConfig(Section):
             UserError: there is no such ready space, or the training has nothing of what it searches.
         """
         space = expand(self.space, method=train.method, objective=train.objective, where="tune.space")
-        # A schedule with `warmup_steps`, or a cyclical one, has no share of warm-up: it would be searched in vain.
-        if _WARMUP not in self.space and train.schedule.model_copy(update={"warmup": 0.5}).warmup_length(2) != 1:
-            space.pop(_WARMUP, None)
         changes: dict[str, Any] = {"space": space}
         has_default = not self.objectives and "metric" not in self.model_fields_set
         if has_default and not has_labels and self.held_out.scorer in (None, _PREFERENCE):

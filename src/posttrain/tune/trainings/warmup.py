@@ -1,4 +1,4 @@
-"""The warm-up of a study's trainings, in which no training is to be given up."""
+"""The warm-up of a study's trainings, in which no training may be given up."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,7 +12,7 @@ from posttrain.tune.parameters import Choice, Float, Int
 from posttrain.tune.space import Settings, Space
 from posttrain.tune.trainings.settings import CHECKED_POINTS, apply_settings
 
-_KEYS = ("train.schedule.warmup", "train.schedule.warmup_steps")
+_WARMUP = "train.schedule.warmup"
 
 
 def warmup_share(space: Space, base: Mapping[str, Any], records: int) -> float:
@@ -27,7 +27,7 @@ def warmup_share(space: Space, base: Mapping[str, Any], records: int) -> float:
         records: number of records to train on.
     """
     # A draw hardly ever has the end of a range.
-    greatest = {name: _greatest(space.parameters[name]) for name in _KEYS if name in space.parameters}
+    greatest = {_WARMUP: _greatest(space.parameters[_WARMUP])} if _WARMUP in space.parameters else {}
     generator = np.random.default_rng(0)
     points: list[Settings] = [{}]
     for _ in range(CHECKED_POINTS):
