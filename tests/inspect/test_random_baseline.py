@@ -131,7 +131,7 @@ def test_it_trains_with_the_same_curriculum_and_ignores_near_duplicates_and_stop
     loop, root = copied_loop, copied_loop.root
     curriculum = {"name": "fixed", "difficulty": "entropy"}
     select = {"near_duplicate": 0.01, "stop": {"action": "stop", "gain": 1.0}}
-    small.configure(root, train={"epochs": 1, "curriculum": curriculum}, select=select)
+    small.configure(root, train={"phases": [{"epochs": 1, "curriculum": curriculum}]}, select=select)
     result = run_random_loop(loop.store, load_config(root))
     assert result is not None
     assert len(result.random) == 3, "it does not stop before the loop"

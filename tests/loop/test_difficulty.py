@@ -17,7 +17,12 @@ from posttrain.train import stage as training
 pytestmark = pytest.mark.slow
 
 Open = Callable[[Path], Any]
-CURRICULUM = {"name": "fixed", "duration": 0.6, "start": 0.3}
+
+
+def curriculum(difficulty: str) -> dict[str, Any]:
+    """A training with a curriculum by a score or column."""
+    settings = {"name": "fixed", "duration": 0.6, "start": 0.3, "difficulty": difficulty}
+    return {"phases": [{"epochs": 1, "curriculum": settings}]}
 
 
 @pytest.fixture
@@ -30,7 +35,7 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         values = options["difficulties"]
         inputs = records["input_id"].to_pylist()
         difficulties = {} if values is None else dict(zip(inputs, values.tolist(), strict=True))
-        result.append({"values": difficulties, "curriculum": config.curriculum.name})
+        result.append({"values": difficulties, "curriculum": config.phases[0].curriculum is not None})
         return train(source, records, config, task, **options)
 
     monkeypatch.setattr(training, "train", recording_train)
@@ -51,15 +56,15 @@ def scores_of(loop: Any, round: int, name: str) -> dict[str, float]:
 def test_difficulty_is_the_champions_uncertainty(
     small: Any, begun_loop: Callable[..., Any], copied_loop: Any, trainings: list[dict[str, Any]]
 ) -> None:
-    train = {"epochs": 1, "curriculum": CURRICULUM | {"difficulty": "margin"}}
+    train = curriculum("margin")
     begun_loop(train=train).run(1, until="train")
-    assert trainings[0] == {"values": {}, "curriculum": "none"}, "no champion scores records before the first training"
+    assert trainings[0] == {"values": {}, "curriculum": False}, "no champion scores records before the first training"
     loop = copied_loop
     small.configure(loop.root, train=train)
     loop.run(3, until="train")
     scores = {id: -value for round in (2, 3) for id, value in scores_of(loop, round, "margin").items()}
     assert len(scores) == 24
-    assert trainings[1]["curriculum"] == "fixed"
+    assert trainings[1]["curriculum"]
     assert trainings[1]["values"] == {**dict.fromkeys(loop.labelled_inputs(1), -math.inf), **scores}
     rounds = loop.metadata.rounds()
     inputs = loop.metadata.runs(stage="train")[-1].inputs
@@ -70,7 +75,7 @@ def test_difficulty_is_the_champions_uncertainty(
 
 @pytest.mark.parametrize(("name", "sign"), [("entropy", 1), ("margin", -1), ("confidence", -1)])
 def test_for_every_score_difficulty_grows_with_uncertainty(small: Any, copied_loop: Any, name: str, sign: int) -> None:
-    small.configure(copied_loop.root, train={"curriculum": CURRICULUM | {"difficulty": name}})
+    small.configure(copied_loop.root, train=curriculum(name))
     context = RoundContext(copied_loop.store, load_config(copied_loop.root), 3, in_round=False)
     records = context.dataset(copied_loop.metadata.rounds()[2].detail["dataset"]).records
     _, values, _ = difficulties(context, records)
@@ -85,7 +90,7 @@ def test_lost_scores_count_as_unscored(
     small: Any, copied_loop: Any, open_loop: Open, trainings: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
     loop = copied_loop
-    small.configure(loop.root, train={"curriculum": CURRICULUM | {"difficulty": "entropy"}})
+    small.configure(loop.root, train=curriculum("entropy"))
     scores = loop.store.artifacts.path(loop.metadata.rounds()[2].detail["scores"])
     (scores / "scores.parquet").unlink()
     open_loop(loop.root).run(3, until="train")
@@ -98,16 +103,16 @@ def test_lost_scores_count_as_unscored(
     ("changes", "message"),
     [
         (
-            {"train": {"curriculum": CURRICULUM | {"difficulty": "entropie"}}},
-            r"^train\.curriculum\.difficulty: no score and no column of numbers `entropie`; there is loss, entropy, "
-            r"least_confidence, margin, confidence; in the data worth$",
+            {"train": curriculum("entropie")},
+            r"^train\.phases\.N\.curriculum\.difficulty: no score and no column of numbers `entropie`; there is loss, "
+            r"entropy, least_confidence, margin, confidence; in the data worth$",
         ),
         (
-            {"train": {"curriculum": CURRICULUM | {"difficulty": "bald"}}},
+            {"train": curriculum("bald")},
             "`bald`; name it in select.scores to have it computed",
         ),
         (
-            {"train": {"curriculum": CURRICULUM | {"difficulty": "margin"}}, "task": {"labels": None}},
+            {"train": curriculum("margin"), "task": {"labels": None}},
             "no score and no column of numbers `margin`",
         ),
         ({"train": {"weight": "value"}}, r"pool\.csv:2: .*it has no number `value` but `None`; .* such as `worth`"),
@@ -125,7 +130,7 @@ def test_a_missing_difficulty_is_reported_before_a_model_is_loaded(
 
 
 def test_a_column_with_the_name_of_a_score_is_refused(small: Any, open_loop: Open) -> None:
-    root = small(train={"curriculum": CURRICULUM | {"difficulty": "entropy"}})
+    root = small(train=curriculum("entropy"))
     rows = [{**row, "entropy": str(number)} for number, row in enumerate(small.rows()[:60])]
     small.write(root / "pool.csv", rows, ["text", "entropy"])
     with pytest.raises(UserError, match="`entropy` is a score of the loop and a column of the data"):

@@ -91,7 +91,7 @@ def test_a_curriculum_uses_the_champions_scores_of_the_whole_batch(
 ) -> None:
     caplog.set_level("INFO")
     curriculum = {"name": "fixed", "duration": 0.5, "start": 0.5, "difficulty": "entropy"}
-    small.configure(sampled_loop.root, select=SELECT, train={"curriculum": curriculum})
+    small.configure(sampled_loop.root, select=SELECT, train={"phases": [{"epochs": 2, "curriculum": curriculum}]})
     sampled_loop.run(2, until="train")
     assert "12 of 24 records have the score `entropy`" in caplog.text
 

@@ -9,7 +9,6 @@ import pytest
 
 from posttrain.models.task import TaskConfig
 from posttrain.train.config import TrainConfig
-from posttrain.train.data.config import CurriculumConfig, PhaseConfig
 from posttrain.train.stage import train
 
 pytestmark = pytest.mark.slow
@@ -45,18 +44,3 @@ def test_training_stops_after_an_epoch_below_the_limit_and_resumes_to_the_same_e
     again = run("short", stop_loss=limit)
     assert again == short
     assert run("never", stop_loss=losses[3] / 2)["steps"] == len(steps("whole"))
-
-
-def test_the_key_of_a_training_without_the_limit_is_the_older_one(config: TrainConfig) -> None:
-    assert "stop_loss" not in config.key_settings()
-    assert config.model_copy(update={"stop_loss": 0.1}).key_settings()["stop_loss"] == 0.1
-
-
-def test_keys_of_other_curricula_do_not_hold_the_settings_of_stagnation(config: TrainConfig) -> None:
-    own = {"window", "tolerance", "emphasis", "width"}
-    adaptive = PhaseConfig(epochs=1, curriculum=CurriculumConfig(name="adaptive"))
-    stagnation = PhaseConfig(epochs=1, curriculum=CurriculumConfig(name="stagnation"))
-    values = config.model_copy(update={"phases": [adaptive, stagnation]}).key_settings()
-    assert not own & values["curriculum"].keys()
-    assert not own & values["stages"][0]["curriculum"].keys()
-    assert own < values["stages"][1]["curriculum"].keys()

@@ -180,13 +180,13 @@ def test_methods_differ_from_plain_training_and_from_each_other(run: Run) -> Non
         {
             "surgery": {"method": "pcgrad"},
             "precision": "bfloat16",
-            "curriculum": {"name": "self_paced", "start": 0.4, "every": 2},
+            "phases": [{"epochs": 3, "curriculum": {"name": "self_paced", "start": 0.4, "every": 2}}],
         },
         {
             "surgery": {"method": "mgda"},
             "method": "lora",
             "lora": {"rank": 4, "dropout": 0.3},
-            "ema": {"decay": 0.9},
+            "ema": 0.9,
         },
     ],
     ids=["pcgrad-bfloat16-self_paced", "mgda-lora-ema"],
@@ -284,7 +284,8 @@ def test_losses_by_record_keep_the_steps_order(run: Run, monkeypatch: pytest.Mon
     monkeypatch.setattr(BatchSampler, "observe", keep)
     for name in ("none", "mgda"):
         observed[name] = []
-        run(name, {"method": name}, batch_size=10, epochs=4, curriculum={"name": "self_paced", "start": 1.0})
+        curriculum = {"name": "self_paced", "start": 1.0}
+        run(name, {"method": name}, batch_size=10, phases=[{"epochs": 4, "curriculum": curriculum}])
     assert len(observed["mgda"][0]) == 10
     assert observed["mgda"][0] == pytest.approx(observed["none"][0], rel=1e-4)
     assert len({round(loss, 3) for loss in observed["mgda"][0].values()}) == 10

@@ -167,7 +167,7 @@ def test_a_checkpoint_of_another_architecture_is_refused(
 
 def test_a_new_curriculum_is_refused_even_with_fork(interrupted_training: Train) -> None:
     with pytest.raises(UserError, match=r"train\.phases\.0: .* has seen 0 steps .* the config's would have seen 3 "):
-        interrupted_training(fork=True, curriculum={"name": "adaptive"})
+        interrupted_training(fork=True, phases=[{"epochs": 2, "curriculum": {"name": "adaptive"}}])
 
 
 def test_a_checkpoint_of_another_optimizer_is_refused(interrupted_training: Train) -> None:

@@ -14,12 +14,10 @@ from posttrain.loop.state import RoundState
 from posttrain.select.scores.registry import BASE_MEASURES, uncertainty_sign
 from posttrain.store.errors import DamagedArtifactError, UserError
 from posttrain.train.config import TrainConfig, training_phases
-from posttrain.train.data.config import CurriculumConfig, curriculum_difficulty
+from posttrain.train.data.config import DIFFICULTY_KEY, curriculum_difficulty
 from posttrain.train.data.record_columns import numeric_column, numeric_meta_columns, weight_column
 
 log = logging.getLogger("posttrain")
-
-_WHERE = "train.curriculum.difficulty"
 
 
 def follows_scores(config: Config) -> bool:
@@ -50,15 +48,15 @@ def check_columns(context: RoundContext, *sets: str) -> None:
     scores = _computed(config)
     if name in scores and name in columns:
         fix = "give the column another name in the files"
-        raise UserError(f"`{name}` is a score of the loop and a column of the data", where=_WHERE, fix=fix)
+        raise UserError(f"`{name}` is a score of the loop and a column of the data", where=DIFFICULTY_KEY, fix=fix)
     if name in scores:
         return
     if name not in columns:
         there = f"there is loss, {', '.join(scores)}" + (f"; in the data {', '.join(columns)}" if columns else "")
         more = f"; name it in select.scores to have it computed ({there})" if uncertainty_sign(name) else f"; {there}"
-        raise UserError(f"no score and no column of numbers `{name}`{more}", where=_WHERE)
+        raise UserError(f"no score and no column of numbers `{name}`{more}", where=DIFFICULTY_KEY)
     for table in records:
-        numeric_column(table, str(name), _WHERE)
+        numeric_column(table, str(name), DIFFICULTY_KEY)
 
 
 def difficulties(context: RoundContext, records: pa.Table) -> tuple[TrainConfig, np.ndarray | None, dict[str, str]]:
@@ -86,9 +84,8 @@ def difficulties(context: RoundContext, records: pa.Table) -> tuple[TrainConfig,
     count = int(np.isfinite(values).sum())
     log.info("  difficulty: %d of %d records have the score `%s`", count, len(values), name)
     if not count:
-        # In every phase, as each may name a curriculum of its own.
-        phases = [phase.model_copy(update={"curriculum": CurriculumConfig()}) for phase in train.phases]
-        return train.model_copy(update={"curriculum": CurriculumConfig(), "phases": phases}), None, inputs
+        phases = [phase.model_copy(update={"curriculum": None}) for phase in train.phases]
+        return train.model_copy(update={"phases": phases}), None, inputs
     # No model was unsure of a record that none has scored.
     return train, np.where(np.isfinite(values), values, -np.inf), inputs
 

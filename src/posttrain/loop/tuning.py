@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 _WHERE, _WHEN = "tune.space", "tune.when"
 
-_DECIDED_BEFORE = (
-    *("train.start", "train.objective", "train.distill.teacher", "train.curriculum.difficulty", "train.weight"),
-)
+_DECIDED_BEFORE = (*("train.start", "train.objective", "train.distill.teacher", "train.phases", "train.weight"),)
 """Keys that stages before the search depend on, or that all its trainings have in common."""
 
 

@@ -12,7 +12,7 @@ from posttrain.store.errors import UserError
 from posttrain.store.paths import locate_path
 from posttrain.store.section import Section
 from posttrain.train.checkpoint.config import CheckpointConfig
-from posttrain.train.data.config import CurriculumConfig, LoaderConfig, PhaseConfig, curriculum_difficulty
+from posttrain.train.data.config import DIFFICULTY_KEY, LoaderConfig, PhaseConfig, curriculum_difficulty
 from posttrain.train.lora_config import LoraConfig
 from posttrain.train.monitor.config import ProfileConfig, SinksConfig
 from posttrain.train.objectives.config import (
@@ -46,9 +46,6 @@ _RESUMABLE = (
 """Keys and sections whose values the next step reads afresh: no weight, moment or batch has their shape."""
 
 _NOT_RESUMABLE = ("optimizer.name", "optimizer.offload")
-
-_STAGNATION = ("window", "tolerance", "emphasis", "width")
-"""Keys of a curriculum that only ``stagnation`` has, and that are newer than stage keys."""
 
 _ALLOWANCES = {**BYTES, "%": 1}
 
@@ -142,7 +139,6 @@ class TrainConfig(Section):
     phases: list[PhaseConfig] = Field(
         [], description="Parts of the training one after the other, each with its data, length and rate."
     )
-    curriculum: CurriculumConfig = Field(CurriculumConfig(), description="Easy records first.")
     weight: str | None = Field(
         None, description="Column with each record's weight in the loss, 0 or more; null: all count alike."
     )
@@ -297,10 +293,6 @@ class TrainConfig(Section):
         values["stages"] = values.pop("phases")
         if not self.sft.focal:
             del values["sft"]["focal"]
-        for curriculum in (values["curriculum"], *(phase["curriculum"] for phase in values["stages"])):
-            if curriculum["name"] != "stagnation":
-                for name in _STAGNATION:
-                    del curriculum[name]
         values["cdpo"] = {"beta": 0.1, "label_smoothing": 0.1}
         if not self.lora.ranks:
             del values["lora"]["ranks"]
@@ -329,21 +321,19 @@ def training_phases(config: TrainConfig) -> list[PhaseConfig]:
     """Returns the phases of a training; one with all its epochs if the config names none.
 
     Raises:
-        UserError: there is a curriculum beside phases, which have their own; two use different measures of difficulty;
-            or one uses losses that the objective does not measure.
+        UserError: two curricula use different measures of difficulty, or one uses losses that the objective does not
+            measure.
     """
-    if config.phases and config.curriculum.name != "none":
-        fix = "put it into the phases that need it"
-        raise UserError("a training in phases has no curriculum of its own", where="train.curriculum", fix=fix)
-    phases = list(config.phases) or [PhaseConfig(epochs=config.epochs, curriculum=config.curriculum)]
-    if len({phase.curriculum.difficulty for phase in phases if phase.curriculum.name != "none"}) > 1:
+    phases = list(config.phases) or [PhaseConfig(epochs=config.epochs)]
+    curricula = [phase.curriculum for phase in phases if phase.curriculum]
+    if len({curriculum.difficulty for curriculum in curricula}) > 1:
         raise UserError("the phases' curricula go by different difficulties", where="train.phases")
     if curriculum_difficulty(phases) == "loss" and objective_spec(config.objective).output in ("reward", "classes"):
-        where, fix = "train.curriculum.difficulty", "name a column of the data with numbers"
-        raise UserError(f"{config.objective} has no loss before training", where=where, fix=fix)
-    if any(phase.curriculum.name == "self_paced" for phase in phases) and config.has_teacher:
+        fix = "name a column of the data with numbers"
+        raise UserError(f"{config.objective} has no loss before training", where=DIFFICULTY_KEY, fix=fix)
+    if any(curriculum.name == "self_paced" for curriculum in curricula) and config.has_teacher:
         what = f"{config.objective} measures no likelihood of single records, which self_paced needs"
-        raise UserError(what, where="train.curriculum.name", fix="use adaptive")
+        raise UserError(what, where="train.phases.N.curriculum.name", fix="use adaptive")
     return phases
 
 

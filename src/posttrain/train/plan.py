@@ -17,7 +17,6 @@ from posttrain.models.shape import read_config
 from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig, training_phases
 from posttrain.train.data.batch_sampler import BatchSampler
-from posttrain.train.data.config import CurriculumConfig
 from posttrain.train.data.encoding import encode, load_encoder
 from posttrain.train.data.mix import mix_counts
 from posttrain.train.data.record_columns import record_kinds
@@ -189,7 +188,7 @@ def _plan_phases(
     Of a curriculum's records, all of them from the start.
     """
     train = settings.train
-    configs = [phase.model_copy(update={"curriculum": CurriculumConfig()}) for phase in training_phases(train)]
+    configs = [phase.model_copy(update={"curriculum": None}) for phase in training_phases(train)]
     if records is None:
         longest_ones = [min(phase.max_length or train.max_length, train.max_length) for phase in configs]
         plans = [_PhasePlan(train, most, phase.steps) for most, phase in zip(longest_ones, configs, strict=True)]

@@ -11,7 +11,7 @@ from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig, training_phases
 from posttrain.train.data.compatibility import check_model
-from posttrain.train.data.config import curriculum_difficulty
+from posttrain.train.data.config import DIFFICULTY_KEY, curriculum_difficulty
 from posttrain.train.data.encoding import load_encoder
 from posttrain.train.data.record_columns import check_margins, numeric_column, record_kinds, weight_column
 from posttrain.train.data.token_set import TokenSet
@@ -127,4 +127,4 @@ def _record_weights(config: TrainConfig, records: pa.Table, given: np.ndarray | 
 def _record_difficulties(config: TrainConfig, records: pa.Table) -> np.ndarray | None:
     """Returns the records' difficulties, if a curriculum uses a column."""
     name = curriculum_difficulty(training_phases(config))
-    return None if name in (None, "loss") else numeric_column(records, str(name), "train.curriculum.difficulty")
+    return None if name in (None, "loss") else numeric_column(records, str(name), DIFFICULTY_KEY)

@@ -26,7 +26,6 @@ from posttrain.store.errors import UserError, WorkError
 from posttrain.store.files import disk_errors, make_folder, remove_tree
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.config import TrainConfig
-from posttrain.train.data.config import CurriculumConfig
 from posttrain.train.monitor.config import ProfileConfig, SinksConfig
 from posttrain.train.monitor.decisions import MonitorDecision
 from posttrain.train.monitor.metrics import JsonlSink, StepValues, read_steps
@@ -153,7 +152,6 @@ class TrialRunner:
             "profile": ProfileConfig(),
             # These only make sense over a whole training.
             "phases": [],
-            "curriculum": CurriculumConfig(),
             "weight": None,
         }
         config = with_settings(self._config, settings).model_copy(update=quiet)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from scipy.stats import chisquare
 
 from posttrain.store.errors import UserError
 from posttrain.train.data.batch_sampler import BatchSampler, EpochPlan
@@ -92,13 +91,13 @@ def test_max_length_excludes_longer_records(caplog: pytest.LogCaptureFixture) ->
 
 def test_a_fixed_curriculum_starts_with_easy_records() -> None:
     difficulties = np.random.default_rng(0).permutation(100).astype(np.float32)
-    curriculum = CurriculumConfig(name="fixed", start=0.1, duration=0.5, pacing="linear")
+    curriculum = CurriculumConfig(name="fixed", start=0.1, duration=0.5)
     sampler = BatchSampler(100, 5, 3, [phase(epochs=4, curriculum=curriculum)], difficulties=difficulties)
     assert sampler.steps == 80
     for step in range(40):
         rows = sampler.rows(step)
         assert len(set(rows)) == 5
-        assert difficulties[rows].max() < 100 * (0.1 + 0.9 * step / 40) + 0.5
+        assert difficulties[rows].max() < 100 * (0.01 + 0.99 * step / 40) ** 0.5 + 0.5
     assert max(difficulties[sampler.rows(step)].max() for step in range(35, 40)) > 60
     assert (sampler.seen() - sampler.seen(40)).tolist() == [2] * 100, "then come passes over all"
     other = BatchSampler(100, 5, 4, [phase(epochs=4, curriculum=curriculum)], difficulties=difficulties)
@@ -129,77 +128,34 @@ def test_an_adaptive_curriculum_waits_for_the_loss() -> None:
     assert sampler.seen().sum() == 80 * 5
 
 
-def stagnation_sampler(batch_size: int = 5, **settings: Any) -> BatchSampler:
-    values = {"start": 0.25, "duration": 0.5, "every": 5, "window": 5, "stairs": 3, **settings}
-    steps = values.pop("steps", 60)
-    phases = [phase(steps=steps, curriculum=CurriculumConfig(name="stagnation", **values)), phase(epochs=1)]
-    return BatchSampler(100, batch_size, 3, phases, difficulties=np.arange(100))
-
-
-def test_stagnation_opens_one_part_after_the_other() -> None:
-    sampler = stagnation_sampler()
-    for step in range(20):
-        assert max(sampler.rows(step)) < 25 + 25 * (step // 5), "one more part after each window of an even loss"
-        sampler.observe(step, 3.0)
-    sampler = stagnation_sampler()
-    for step in range(25):
-        assert max(sampler.rows(step)) < 25, "the loss still falls"
-        sampler.observe(step, 30.0 - step)
-    assert sorted(row for step in range(30, 50) for row in sampler.rows(step)) == list(range(100))
-
-
-def test_the_data_change_with_phases_and_with_the_stairs_of_a_curriculum() -> None:
-    sampler = stagnation_sampler()
+def test_the_data_change_with_phases_and_where_a_curriculum_opens_many_records() -> None:
+    sampler = adaptive_sampler()
     for step in range(60):
-        sampler.observe(step, 3.0 if step < 10 else 30.0 - step)
-    # Two stairs of an even loss, the end of the curriculum, and the second phase.
-    assert [step for step in range(sampler.steps) if sampler.changes_data(step)] == [5, 10, 30, 60]
+        sampler.observe(step, 4.0 if step < 10 else 3.0)
+    # A fall by a quarter opens half of the rest; then come the end of the curriculum and the second phase.
+    assert [step for step in range(sampler.steps) if sampler.changes_data(step)] == [15, 30, 60]
 
 
 def test_the_data_do_not_change_where_a_curriculum_opens_little_by_little() -> None:
-    phases = [phase(steps=200, curriculum=CurriculumConfig(name="fixed", pacing="linear"))]
+    phases = [phase(steps=200, curriculum=CurriculumConfig(name="fixed", start=0.2))]
     sampler = BatchSampler(100, 5, 3, phases, difficulties=np.arange(100))
     assert not any(map(sampler.changes_data, range(200)))
 
 
-def test_rows_near_the_threshold_are_drawn_in_proportion_to_their_weight() -> None:
-    """Single draws, over many steps, against the exact shares; without an emphasis all are equal."""
-    for emphasis in (0.0, 3.0):
-        sampler = stagnation_sampler(1, steps=5_000, duration=1.0, every=5_000, window=2, emphasis=emphasis)
-        drawn = np.bincount([sampler.rows(step)[0] for step in range(5_000)], minlength=25)
-        assert len(drawn) == 25
-        weights = 1 + emphasis * np.exp(-((np.arange(24, -1, -1) / 100 / 0.1) ** 2) / 2)
-        assert chisquare(drawn, 5_000 * weights / weights.sum()).pvalue > 0.01
-
-
-def test_a_batch_has_no_row_twice() -> None:
-    sampler = stagnation_sampler(batch_size=25)
-    assert sorted(sampler.rows(0)) == list(range(25))
-
-
-def test_a_window_longer_than_the_curriculum_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    stagnation_sampler(window=30)
-    assert "all records open before a window of 30 steps is full" in caplog.text
-    caplog.clear()
-    stagnation_sampler(window=29)
-    assert not caplog.text
-
-
-@pytest.mark.parametrize("make_sampler", [adaptive_sampler, stagnation_sampler])
 @pytest.mark.parametrize("observed_steps", [0, 1, 4, 5, 6, 24, 40])
-def test_a_sampler_resumes_at_any_step(observed_steps: int, make_sampler: Callable[[], BatchSampler]) -> None:
+def test_a_sampler_resumes_at_any_step(observed_steps: int) -> None:
     def loss(step: int) -> float:
         return 4.0 - step / 20 if step < 10 else 3.5
 
-    uninterrupted = make_sampler()
+    uninterrupted = adaptive_sampler()
     expected = []
     for step in range(uninterrupted.steps):
         expected.append(uninterrupted.rows(step))
         uninterrupted.observe(step, loss(step))
-    interrupted = make_sampler()
+    interrupted = adaptive_sampler()
     for step in range(observed_steps):
         interrupted.observe(step, loss(step))
-    resumed = make_sampler()
+    resumed = adaptive_sampler()
     resumed.load_state(json.loads(json.dumps(interrupted.state())))
     for step in range(observed_steps, resumed.steps):
         assert resumed.rows(step) == expected[step]

@@ -169,13 +169,13 @@ def test_self_paced_refuses_a_difficulty() -> None:
 @pytest.mark.parametrize(
     ("objective", "message"),
     [
-        ("distill", r"train\.curriculum\.name: distill measures no likelihood of single records"),
+        ("distill", r"train\.phases\.N\.curriculum\.name: distill measures no likelihood of single records"),
         ("reward", "reward has no loss before training"),
     ],
 )
 def test_objectives_without_a_likelihood_are_refused(objective: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        training_phases(TrainConfig(objective=objective, curriculum=self_paced()))
+        training_phases(TrainConfig(objective=objective, phases=[PhaseConfig(epochs=1, curriculum=self_paced())]))
 
 
 @pytest.mark.parametrize("size", [2, 3])

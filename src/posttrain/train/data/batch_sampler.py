@@ -14,11 +14,8 @@ from posttrain.store.errors import UserError
 from posttrain.train.data.config import PhaseConfig
 from posttrain.train.data.curriculum import (
     AdaptiveCurriculum,
-    LossPacedCurriculum,
     SelfPacedCurriculum,
-    StagnationCurriculum,
     competence,
-    edge_weights,
     fully_open_step,
 )
 from posttrain.train.data.epoch_plan import EpochPlan
@@ -29,7 +26,7 @@ log = logging.getLogger("posttrain")
 # Rise of the share of open records, between two steps, from which on they are other data.
 _JUMP = 0.05
 
-_FIX = "leave train.phases and train.curriculum as they were, or train anew in another folder"
+_FIX = "leave train.phases as they were, or train again in another folder"
 
 
 @dataclass(frozen=True)
@@ -70,19 +67,15 @@ class PhaseSampler:
         self.steps = config.steps or self.passes.batches * (config.epochs or 1)
         curriculum, rows = config.curriculum, parts[0].rows
         # From this step on all records come in passes: a curriculum ends as an ordinary training.
-        self._open = 0 if curriculum.name == "none" else min(self.steps, fully_open_step(curriculum, self.steps))
+        self._open = 0 if curriculum is None else min(self.steps, fully_open_step(curriculum, self.steps))
         self._ranked = None
-        self.pacing: LossPacedCurriculum | SelfPacedCurriculum | None = None
+        self.pacing: AdaptiveCurriculum | SelfPacedCurriculum | None = None
         """A curriculum that depends on the losses."""
         if difficulties is not None:  # the easiest first; a stable sort, so that ties do not depend on the platform
             self._ranked = rows[np.argsort(difficulties[rows], kind="stable")]
-        if curriculum.name == "adaptive":
+        if curriculum and curriculum.name == "adaptive":
             self.pacing = AdaptiveCurriculum(curriculum, self.steps)
-        elif curriculum.name == "stagnation":
-            self.pacing = StagnationCurriculum(curriculum, self.steps)
-            if curriculum.window >= self._open:
-                log.warning("  all records open before a window of %d steps is full", curriculum.window)
-        elif curriculum.name == "self_paced":
+        elif curriculum and curriculum.name == "self_paced":
             assert difficulties is not None
             self.pacing = SelfPacedCurriculum(
                 curriculum,
@@ -110,14 +103,11 @@ class PhaseSampler:
             return self.pacing.rows(step)
         # At least a batch is open, or the first steps would be smaller than the others.
         opened = self._ranked[: max(self._batch_size, ceil(self.open_share(step) * len(self._ranked)))]
-        if isinstance(self.pacing, StagnationCurriculum):
-            weights = edge_weights(len(self._ranked), len(opened), self.config.curriculum)
-            return self._draw(step, opened, weights)
         return self._draw(step, opened)
 
     def open_share(self, step: int) -> float:
         """Returns the share of the phase's records that a decided step is drawn from."""
-        if self._ranked is None or step >= self._open:
+        if self.config.curriculum is None or step >= self._open:
             return 1.0
         if self.pacing is None:
             return competence(self.config.curriculum, step, self.steps)
@@ -147,17 +137,11 @@ class PhaseSampler:
         elif self.pacing is not None:
             self.pacing.load_state(state)
 
-    def _draw(self, step: int, open_rows: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-        """Draws a batch from the open rows; with weights, each next row with a chance in proportion to its weight."""
+    def _draw(self, step: int, open_rows: np.ndarray) -> np.ndarray:
+        """Draws a batch from the open rows."""
         # Seeded by the step: any process draws any step without having drawn those before it.
         generator = np.random.default_rng([self._seed, self.first_epoch, step, 0, 0, 1])
         size = min(self._batch_size, len(open_rows))
-        if weights is not None:
-            # The greatest keys u^(1/w): P. Efraimidis, P. Spirakis, Weighted random sampling with a reservoir, 2006.
-            # Their logarithms, as high powers of u would be equal.
-            keys = np.log(generator.random(len(open_rows))) / weights
-            heaviest: np.ndarray = open_rows[np.argsort(-keys, kind="stable")[:size]]
-            return heaviest
         rows: np.ndarray = open_rows[generator.choice(len(open_rows), size, replace=False)]
         return rows
 
@@ -208,7 +192,7 @@ class BatchSampler:
             # Said once, as records that no phase reads are usually a mistake in the config.
             if unused := count - sum(len(part.rows) for part in parts):
                 log.info("  %s: %d of %d records are not used", where, unused, count)
-            ranks = None if config.curriculum.name == "none" else _check_complete("difficulties", difficulties, count)
+            ranks = None if config.curriculum is None else _check_complete("difficulties", difficulties, count)
             phase = PhaseSampler(config, parts, batch_size, seed, epoch, ranks)
             self._phases.append(phase)
             self._starts.append(self._starts[-1] + phase.steps)
@@ -314,13 +298,14 @@ class BatchSampler:
         """
         steps, saved = state["steps"], {int(i): curriculum for i, curriculum in state.items() if i != "steps"}
         own = {i: phase for i, phase in enumerate(self._phases) if phase.pacing is not None}
+        every = {i: phase.pacing.config.every for i, phase in enumerate(self._phases) if phase.pacing is not None}
         # Compared by what was observed, not by the config: a curriculum that has not begun may still be changed.
         for i in sorted({*saved, *own}):
             saved_counts = (saved[i]["seen"], _look_count(saved[i])) if i in saved else (0, 0)
             own_counts = (0, 0)
             if i in own:
                 seen = min(max(0, steps - self._starts[i]), own[i].steps)
-                own_counts = (seen, seen // own[i].config.curriculum.every)
+                own_counts = (seen, seen // every[i])
             if saved_counts != own_counts:
                 had, has = (
                     "seen {} steps and looked at them {} times".format(*counts) for counts in (saved_counts, own_counts)

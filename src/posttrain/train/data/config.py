@@ -80,34 +80,17 @@ class CurriculumConfig(Section):
     arXiv:1903.09848, algorithm 1). Once all are open, they come in passes again.
     """
 
-    name: Literal["none", "fixed", "adaptive", "stagnation", "self_paced"] = Field(
-        "none",
-        description="All records; more of them by a plan; more as the loss falls; more once it has stopped falling; or "
-        "those whose own loss is low.",
+    name: Literal["fixed", "adaptive", "self_paced"] = Field(
+        "fixed",
+        description="Opens more records by a plan, more as the loss falls, or those whose own loss is low.",
     )
     difficulty: str = Field(
         "loss", description="Difficulty of a record: its loss before training, or a column of the data with numbers."
     )
     start: float = Field(0.1, gt=0, le=1, description="Share of the records, the easiest, that is open at first.")
     duration: float = Field(0.5, gt=0, le=1, description="Share of the steps after which all records are open.")
-    pacing: Literal["linear", "root", "step"] = Field("root", description="Shape of a fixed curriculum.")
-    power: float = Field(2.0, gt=0, description="root: order of the root; a higher one opens more records early.")
-    stairs: int = Field(4, ge=1, description="step, stagnation: number of equal steps.")
+    every: int = Field(10, ge=1, description="adaptive, self_paced: steps between two looks at the losses.")
     target: float = Field(0.5, ge=0, lt=1, description="adaptive: share of the first loss at which all are open.")
-    every: int = Field(10, ge=1, description="adaptive, stagnation, self_paced: steps between two looks at the losses.")
-    window: int = Field(20, ge=2, description="stagnation: latest steps whose losses say whether it still falls.")
-    tolerance: float = Field(
-        0.01,
-        ge=0,
-        description="stagnation: fall over the window, as a share of the highest loss, that is none.",
-    )
-    emphasis: float = Field(
-        1.0,
-        ge=0,
-        description="stagnation: how much more often than easy records those at the edge of what is open are drawn; "
-        "0: equally often.",
-    )
-    width: float = Field(0.1, gt=0, le=1, description="stagnation: width of that edge, as a share of the records.")
     growth: float = Field(1.3, gt=1, description="self_paced: factor of the largest allowed loss at each look.")
 
     @model_validator(mode="after")
@@ -124,17 +107,20 @@ class PhaseConfig(MixConfig):
     steps: int | None = Field(None, ge=1, description="Optimiser steps.")
     learning_rate: float | None = Field(None, gt=0, description="Peak learning rate; null: the training's.")
     max_length: int | None = Field(None, ge=8, description="Tokens of the longest examples that are used; null: all.")
-    curriculum: CurriculumConfig = Field(CurriculumConfig(), description="Easy records first.")
+    curriculum: CurriculumConfig | None = Field(None, description="Easy records first; null: all from the start.")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("a phase has either epochs or steps")
-        if self.mix is not None and self.curriculum.name != "none":
+        if self.mix is not None and self.curriculum is not None:
             raise ValueError("a phase has a mix or a curriculum, not both")
         return self
 
 
+DIFFICULTY_KEY = "train.phases.N.curriculum.difficulty"
+
+
 def curriculum_difficulty(phases: Sequence[PhaseConfig]) -> str | None:
     """Returns the curricula's measure of difficulty: ``loss`` or a column; None without a curriculum."""
-    return next((phase.curriculum.difficulty for phase in phases if phase.curriculum.name != "none"), None)
+    return next((phase.curriculum.difficulty for phase in phases if phase.curriculum is not None), None)
