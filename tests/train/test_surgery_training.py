@@ -24,6 +24,7 @@ from posttrain.train.data.batch_sampler import BatchSampler
 from posttrain.train.lora import add_adapter
 from posttrain.train.objectives.loss import Loss
 from posttrain.train.objectives.sft import SftObjective
+from posttrain.train.optim import loss_scale
 from posttrain.train.optim.gradient_surgery import cagrad, min_norm_weights, pcgrad
 from posttrain.train.stage import train
 from posttrain.train.trainer import Trainer
@@ -260,8 +261,9 @@ def test_an_overflow_of_one_task_in_float16_skips_the_step(run: Run, monkeypatch
         return result
 
     monkeypatch.setattr(SftObjective, "loss", overflow_once)
+    monkeypatch.setattr(loss_scale, "INITIAL", 1024.0)
     settings = {"batch_size": 10, "epochs": 4, "precision": "float16"}
-    steps = run("float16", {"method": "mgda"}, scaling={"initial": 1024.0}, **settings)
+    steps = run("float16", {"method": "mgda"}, **settings)
     assert [step["grad_norm"] is None for step in steps] == [False, True, False, False]
     assert [step["update_ratio"] is None for step in steps] == [False, True, False, False]
     assert [step["loss_scale"] for step in steps] == [1024.0, 1024.0, 512.0, 512.0]
