@@ -11,7 +11,7 @@ from posttrain.cli.main import app
 from posttrain.loop.config import Config
 from posttrain.merge.methods.registry import METHODS, load_method
 from posttrain.merge.recipe import Recipe
-from posttrain.merge.search_space import search_space
+from posttrain.tune.merges.search_space import search_space
 from posttrain.tune.merges.suites import MergeSuitesConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "merging.md").read_text(encoding="utf-8")
@@ -22,8 +22,7 @@ def test_the_recipes_and_the_config_are_valid() -> None:
     recipes = [Recipe.read(block, "recipe") for block in blocks if {"models", "experts"} & block.keys()]
     assert {recipe.method for recipe in recipes} >= {"ties", "by_importance", "mixture_of_experts"}
     (searched,) = [recipe for recipe in recipes if recipe.search]
-    names = [variable.name for variable in search_space(searched)]
-    assert names == ["weight 1", "weight 2", "density"]
+    assert list(search_space(searched)[0].parameters) == ["weight 1", "weight 2", "density"]
     (suites,) = [MergeSuitesConfig.read(block, "suites") for block in blocks if "suites" in block]
     assert suites.suites["intents"].specialist == "chat"
     (config,) = [block for block in blocks if "merge" in block]

@@ -73,7 +73,6 @@ def merge(
         list[str] | None,
         typer.Option(help="Search the numbers with the highest score on suites or [NAME=]records; repeatable."),
     ] = None,
-    search_method: Annotated[str | None, typer.Option(help="coordinate, bayesian (default) or evolutionary.")] = None,
     trials: Annotated[int | None, typer.Option(min=1, help="Merges that a search measures; 30 by default.")] = None,
     validate: Annotated[
         list[str] | None,
@@ -91,7 +90,7 @@ def merge(
     changes["statistics"] = None if examples is None else {"examples": examples}
     changes["scores"] = None if scores is None else read_numbers(scores, "--scores")
     recipe, root = recipe_of_call(models, method, base, weights, read_settings(set or []), changes, workspace)
-    recipe = by_data.with_search(recipe, search or [], search_method, trials)
+    recipe = by_data.with_search(recipe, search or [], trials)
     by_data.check_records(recipe, data or [], measure, conflicts)
     measures_importance = recipe.method == by_data.BY_IMPORTANCE and bool(data)
     if data and not measures_importance:
@@ -141,13 +140,16 @@ def merge(
     check_new_folder(out)
     if suites:
         by_data.check_validation(suites, recipe, root)
-    chosen = by_data.choose_numbers(recipe, root, out, search or [], workspace, limit, workers)
-    examples_of = read_data(chosen.recipe, root)
-    result = merge(chosen.recipe, out, memory=limit, workers=workers, root=root, data=examples_of)
-    chosen.write(out)
-    if not json and chosen.lines:
-        print_line("\n".join(chosen.lines))
-    kept = by_data.validate(chosen.recipe, root, out, suites, quiet=json) if suites else None
+    searched = None
+    if recipe.search is not None:
+        searched = by_data.search_numbers(recipe, root, out, search or [], workspace, limit, workers)
+        recipe = searched.recipe
+    result = merge(recipe, out, memory=limit, workers=workers, root=root, data=read_data(recipe, root))
+    if searched is not None:
+        by_data.write_search(searched, out)
+        if not json:
+            print_line("\n".join(searched.lines()))
+    kept = by_data.validate(recipe, root, out, suites, quiet=json) if suites else None
     if conflicts is not None and measured is not None and kept is not None:
         from posttrain.web.merge_report import write_merge_report
 
@@ -161,7 +163,7 @@ def merge(
                 "seconds": result.seconds,
                 "peak_memory": result.peak_memory,
             }
-            | ({chosen.name: chosen.report} if chosen.name else {})
+            | ({"search": searched.to_dict()} if searched else {})
             | ({"validation": kept.to_dict()} if kept else {})
             | ({"adapter": dict(result.adapter)} if result.adapter else {})
         )

@@ -3,9 +3,8 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from posttrain.cli.output import print_line, print_table
 from posttrain.cli.workspace import CURRENT_FOLDER, open_workspace
@@ -13,42 +12,16 @@ from posttrain.merge.config import SearchConfig
 from posttrain.merge.methods.registry import load_method
 from posttrain.merge.recipe import Recipe
 from posttrain.store.errors import UserError
-from posttrain.store.files import write_atomically
+from posttrain.store.files import remove_tree, write_atomically
 
 if TYPE_CHECKING:
+    from posttrain.tune.merges.search import SearchReport
     from posttrain.tune.merges.suites import MergeSuite
     from posttrain.tune.merges.validation import Validation
 
 BY_IMPORTANCE = "by_importance"
 
 _MEASURES = ("gradient", "ablation")
-
-
-@dataclass(frozen=True)
-class ChosenRecipe:
-    """A recipe whose numbers were searched.
-
-    Attributes:
-        recipe: the recipe, which gives the same model without the data.
-        report: for JSON and for the file beside the model, whose name is ``name``.
-        lines: for people.
-        journal: file of the trials, which moves into the model's folder.
-    """
-
-    recipe: Recipe
-    name: str = ""
-    report: dict[str, Any] = field(default_factory=dict)
-    lines: Sequence[str] = ()
-    journal: Path | None = None
-
-    def write(self, out: Path) -> None:
-        """Writes the report and the trials beside the weights."""
-        if self.name:
-            content = json.dumps(self.report, indent=1, ensure_ascii=False).encode()
-            write_atomically(out / f"{self.name}.json", content)
-        if self.journal is not None:
-            write_atomically(out / "search.jsonl", self.journal.read_bytes())
-            self.journal.unlink()
 
 
 def check_options(search: Sequence[str], validate: Sequence[str], writes: bool) -> None:
@@ -75,66 +48,55 @@ def check_records(recipe: Recipe, data: Sequence[str], measure: str | None, conf
         raise UserError("nothing is measured", where="--measure", fix=f"add --method {BY_IMPORTANCE} and --data")
 
 
-def with_search(recipe: Recipe, files: Sequence[str], method: str | None, trials: int | None) -> Recipe:
+def with_search(recipe: Recipe, files: Sequence[str], trials: int | None) -> Recipe:
     """Returns the recipe with the search that the options ask for.
 
     Raises:
-        UserError: an option of the search is given without one.
+        UserError: the trials are given without a search.
     """
     if recipe.search is None and not files:
-        if method is not None or trials is not None:
-            where = "--search-method" if method is not None else "--trials"
-            raise UserError("there is no search", where=where, fix="name a file of suites or records with --search")
+        if trials is not None:
+            fix = "name a file of suites or records with --search"
+            raise UserError("there is no search", where="--trials", fix=fix)
         return recipe
-    changes = {"method": method, "trials": trials}
     values = recipe.search.model_dump(exclude_unset=True) if recipe.search else {}
-    values |= {name: value for name, value in changes.items() if value is not None}
+    values |= {} if trials is None else {"trials": trials}
     return recipe.model_copy(update={"search": SearchConfig.read(values, "search")})
 
 
-def choose_numbers(
-    recipe: Recipe,
-    root: Path,
-    out: Path,
-    search: Sequence[str],
-    workspace: Path,
-    memory: int,
-    workers: int | None,
-) -> ChosenRecipe:
-    """Searches the numbers of the recipe, where it is asked for.
+def search_numbers(
+    recipe: Recipe, root: Path, out: Path, search: Sequence[str], workspace: Path, memory: int, workers: int | None
+) -> "SearchReport":
+    """Searches the numbers of the recipe, in a study beside the folder that the model will be written to.
 
     Args:
-        recipe: the recipe, with ``search`` or without.
+        recipe: the recipe, with ``search``.
         root: the folder that its paths are relative to.
-        out: the folder that the model will be written to.
+        out: the folder of the model.
         search: suites of the search; those of the recipe by default.
         workspace: the folder of the workspace whose suites may be named.
         memory: see `merge`; ``workers`` too.
     """
-    if recipe.search is not None:
-        from posttrain.tune.merges.search import search_recipe
+    from posttrain.tune.merges.search import search_recipe
 
-        journal = out.with_name(f"{out.name}.search.jsonl")
-        report = search_recipe(
-            *(recipe, root, journal, named_suites(search, workspace)),
-            suites_root=CURRENT_FOLDER,
-            memory=memory,
-            workers=workers,
-        )
-        numbers = ", ".join(f"{name} {value:g}" for name, value in report.result.best.values.items())
-        lines = [
-            f"best of {len(report.result.trials)} merges ({report.result.end}): {numbers}",
-            f"score {report.result.best.score:.4f} on the records searched on, "
-            f"{report.result.trials[0].score:.4f} as the recipe had it",
-        ]
-        for name, gain in report.gains.items():
-            scores = report.scores[name]
-            lines.append(
-                f"{name}, records not searched on: {scores['best']:.4f}, {scores['first']:.4f} as the recipe had it "
-                f"({gain.difference:+.4f} [{gain.low:+.4f}, {gain.high:+.4f}])"
-            )
-        return ChosenRecipe(report.recipe, "search", report.to_dict(), lines, journal)
-    return ChosenRecipe(recipe)
+    suites = named_suites(search, workspace)
+    return search_recipe(
+        recipe, root, _study_of(out), suites, suites_root=CURRENT_FOLDER, memory=memory, workers=workers
+    )
+
+
+def write_search(report: "SearchReport", out: Path) -> None:
+    """Writes the report and the trials beside the weights, and removes the study."""
+    from posttrain.tune.study import TRIALS_FILE
+
+    study = _study_of(out)
+    write_atomically(out / "search.json", json.dumps(report.to_dict(), indent=1, ensure_ascii=False).encode())
+    write_atomically(out / "search.jsonl", (study / TRIALS_FILE).read_bytes())
+    remove_tree(study)
+
+
+def _study_of(out: Path) -> Path:
+    return out.with_name(f"{out.name}.search")
 
 
 def check_validation(suites: "Sequence[str | MergeSuite]", recipe: Recipe, root: Path) -> None:

@@ -1,6 +1,6 @@
 """The config section ``merge``: with which models a round's candidate is merged, and how."""
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
@@ -15,11 +15,10 @@ class SearchConfig(Section):
     suites: list[str] = Field(
         [], description="Files of suites or records, relative to the recipe; see docs/merging.md."
     )
-    method: Literal["coordinate", "bayesian", "evolutionary"] = Field(
-        "bayesian", description="How the next numbers are chosen."
+    sampler: str | dict[str, Any] = Field(
+        "gp", description="How the next numbers are chosen: a sampler of docs/tuning.md, by name or with its options."
     )
     trials: int = Field(30, ge=1, description="Merges that are measured, at most.")
-    patience: int = Field(15, ge=1, description="Proposals on end without a higher score, after which it ends.")
     space: dict[str, tuple[float, float]] = Field(
         {}, description="Ranges of the options to search; empty: weights, and all options with two bounds."
     )

@@ -1,4 +1,4 @@
-"""What a merge kept: the numbers against sums by hand, the suites' files, and searches over real merges."""
+"""What a merge kept: the numbers against sums by hand, the suites' files."""
 
 import json
 import math
@@ -17,7 +17,6 @@ from posttrain.merge.api import merge
 from posttrain.merge.recipe import Recipe
 from posttrain.models.tiny import write_tiny_model
 from posttrain.store.errors import UserError
-from posttrain.tune.merges.search import search_recipe
 from posttrain.tune.merges.suites import check_merge_suites, local_models, local_recipe, read_merge_suites
 from posttrain.tune.merges.validation import compare_results, model_names, validate_merge
 
@@ -185,30 +184,6 @@ def test_validation_measures_all_models_and_is_written_beside_the_weights(models
     assert kept.scores["merged"] == kept.scores["a"]
     assert kept.over_best.difference <= 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "same"], "nothing temporary is left"
-
-
-@pytest.mark.slow
-def test_a_search_over_merges_resumes_and_reports_on_the_other_half(models: Path, tmp_path: Path) -> None:
-    searched = recipe(search={"suites": ["prefer=pairs.jsonl"], "trials": 4, "method": "coordinate"})
-    journal = tmp_path / "out.search.jsonl"
-    whole = search_recipe(searched, models, journal)
-    # As after a kill: the last two trials were not written.
-    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:3]))
-    again = search_recipe(searched, models, journal)
-    assert again.to_dict() == whole.to_dict()
-    assert whole.result.trials[0].values == {"weight 1": 1.0, "weight 2": 1.0}
-    assert whole.recipe.search is None
-    weights = [entry.parameters["weight"] for entry in whole.recipe.models]
-    assert weights == list(whole.result.best.values.values())
-    assert whole.gains["prefer"].n == 12, "half of the records"
-    assert len(whole.result.best.scores[0]) == 12
-    with pytest.raises(UserError, match="the trials of another search"):
-        search_recipe(searched.model_copy(update={"seed": 1}), models, journal)
-    few = recipe(search={"suites": ["suites.yaml"]})
-    with pytest.raises(UserError, match="choice: has 6 records; give at least 8"):
-        search_recipe(few, models, tmp_path / "few.jsonl")
-    with pytest.raises(UserError, match="names no suites"):
-        search_recipe(recipe(search={}), models, tmp_path / "few.jsonl")
 
 
 @pytest.mark.slow

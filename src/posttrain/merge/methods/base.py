@@ -102,7 +102,7 @@ class MergeMethod:
             UserError: it has another type, length or range.
         """
         parameter = self.options[option]
-        if parameter.annotation == PerModel or parameter.annotation == PerModel | None:
+        if parameter.annotation == PerModel:
             numbers = list(value) if isinstance(value, list | tuple) else [value] * models
             if len(numbers) != models:
                 raise UserError(f"has {len(numbers)} values for {models} models", where=where, fix="give one a model")

@@ -1,1 +1,1 @@
-"""Measures and searches merges of models on records: conflicts, barriers, validation, coefficients."""
+"""Measures and searches merges of models on records: conflicts, barriers, importance, validation, numbers."""

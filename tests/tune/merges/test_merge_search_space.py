@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from model_family import family  # noqa: F401
 
 from posttrain.merge.api import merge, planned_merge
 from posttrain.merge.methods.registry import METHODS, load_method
 from posttrain.merge.recipe import Recipe
-from posttrain.merge.search_space import search_space, with_values
 from posttrain.store.errors import UserError
+from posttrain.tune.merges.search_space import search_space, with_values
 
 
 def recipe(**values: Any) -> Recipe:
@@ -17,7 +18,8 @@ def recipe(**values: Any) -> Recipe:
 
 
 def space(**values: Any) -> dict[str, tuple[float, float, float]]:
-    return {v.name: (v.low, v.high, v.start) for v in search_space(recipe(**values))}
+    searched, point = search_space(recipe(**values))
+    return {name: (entry.low, entry.high, point[name]) for name, entry in searched.parameters.items()}  # type: ignore[attr-defined]
 
 
 def test_weights_and_options_with_two_bounds_are_searched() -> None:
@@ -40,8 +42,9 @@ def test_the_start_of_every_methods_variables_is_in_their_range() -> None:
     searched = 0
     for name in set(METHODS) - {"passthrough", "mixture_of_experts"}:
         low, high = load_method(name).models
-        for variable in search_space(recipe(method=name, models=["a", "b", "c"][: max(low, min(2, high or 2))])):
-            assert variable.low <= variable.start <= variable.high, name
+        models = ["a", "b", "c"][: max(low, min(2, high or 2))]
+        for least, most, start in space(method=name, models=models).values():
+            assert least <= start <= most, name
             searched += 1
     assert searched > 30
 
@@ -60,8 +63,8 @@ def test_a_space_of_ones_own() -> None:
     [
         ({"method": "ties", "search": {"space": {"densty": [0, 1]}}}, "did you mean `density`"),
         ({"method": "ties", "search": {"space": {"density": [0, 2]}}}, "density lies between 0 and 1"),
-        ({"method": "ties", "search": {"space": {"density": [0.5, 0.5]}}}, "from 0.5 to 0.5 is no range"),
-        ({"method": "ties", "search": {"space": {"election": [0, 1]}}}, "`election` is no number"),
+        ({"method": "ties", "search": {"space": {"density": [0.5, 0.5]}}}, "search.space.density"),
+        ({"method": "ties", "search": {"space": {"election": [0, 1]}}}, "`election` is not a number"),
         (
             {"method": "ties", "search": {"space": {"density": [0, 1]}}, "parameters": {"density": [0.1, 0.9]}},
             "`density` is given by layers",
@@ -75,17 +78,17 @@ def test_a_wrong_space_is_named(values: dict[str, Any], message: str) -> None:
 
 
 def test_an_unknown_key_of_the_search_is_named() -> None:
-    with pytest.raises(UserError, match=r"unknown key `search\.metod`; did you mean `search\.method`"):
-        recipe(search={"metod": "bayesian"})
+    with pytest.raises(UserError, match=r"unknown key `search\.samplr`; did you mean `search\.sampler`"):
+        recipe(search={"samplr": "gp"})
 
 
-def test_a_recipe_that_must_be_searched_is_not_merged_as_it_is(family: Path, tmp_path: Path) -> None:
+def test_a_recipe_that_must_be_searched_is_not_merged_as_it_is(family: Path, tmp_path: Path) -> None:  # noqa: F811
     with pytest.raises(UserError, match="search: is done by `posttrain merge`"):
         merge({"models": ["a", "b"], "search": {"trials": 3}}, tmp_path / "out", root=family)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_trials_recipe_has_its_numbers_in_every_tensor(family: Path, tmp_path: Path) -> None:
+def test_a_trials_recipe_has_its_numbers_in_every_tensor(family: Path, tmp_path: Path) -> None:  # noqa: F811
     given = Recipe.read(
         {
             "method": "ties",
@@ -97,7 +100,7 @@ def test_a_trials_recipe_has_its_numbers_in_every_tensor(family: Path, tmp_path:
         "test",
     )
     values = {"weight 1": 0.25, "weight 2": 0.75, "density": 0.4, "scale": 1.5}
-    assert [variable.name for variable in search_space(given)] == list(values)
+    assert list(search_space(given)[0].parameters) == list(values)
     changed = with_values(given, values)
     assert changed.search is None
     with planned_merge(changed, family, tmp_path) as (plan, _):
