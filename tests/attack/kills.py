@@ -17,15 +17,14 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-import posttrain
+from faults import at_lines, kill_at
 
-_PACKAGE = str(Path(posttrain.__file__).parent)
-_SKIPPED = tuple(str(Path(_PACKAGE, name)) for name in ("cli/main.py", "cli/verbs.py", "cli/output.py"))
+_SKIPPED = ("cli/main.py", "cli/verbs.py", "cli/output.py")
 
 # Forked from a process that has done the slow imports: starting Python anew would take longer than the verbs.
 _FORKS = multiprocessing.get_context("forkserver")
@@ -80,8 +79,8 @@ def attack(verb: Verb, folder: Path, count: int, seed: int = 0) -> Result:
     killed, finished, differences = 0, 0, []
     for number in range(count):
         # One moment from each of `count` equal parts, so that few kills cover the whole run too.
-        moment = int((number + draw.random()) / count * lines) + 1
-        moments = [moment] if number % 4 else [moment, draw.randrange(1, lines + 1)]
+        moment = int((number + draw.random()) / count * lines)
+        moments = [moment] if number % 4 else [moment, draw.randrange(lines)]
         root = _copy(template, folder / "attacked")
         for at in moments:
             code = _run(verb.command(root), root, at)
@@ -113,47 +112,39 @@ def _log(root: Path) -> str:
     return root.with_suffix(".log").read_text(encoding="utf-8", errors="replace")
 
 
-def _run(arguments: list[str], root: Path, kill_at: int | None, lines: Path | None = None) -> int | None:
+def _run(arguments: list[str], root: Path, at: int | None, lines: Path | None = None) -> int | None:
     """Runs ``posttrain ARGUMENTS`` in a process of its own; returns its exit code, -9 after a kill.
 
     Args:
-        kill_at: Line of posttrain's work, counted from 1, at which the process kills itself; None: it is left alone.
+        at: Line of posttrain's work, counted from 0, at which the process kills itself; None: it is left alone.
         lines: File for the number of lines; None: they are not counted.
     """
-    process = _FORKS.Process(target=_work, args=(arguments, root.with_suffix(".log"), kill_at, lines))
+    process = _FORKS.Process(target=_work, args=(arguments, root.with_suffix(".log"), at, lines))
     process.start()
     process.join(600)
     return process.exitcode
 
 
-def _work(arguments: list[str], log: Path, kill_at: int | None, lines: Path | None) -> None:
+def _work(arguments: list[str], log: Path, at: int | None, lines: Path | None) -> None:
     from posttrain.cli.main import main
 
     gc.enable()  # off in a server that has imported `without_gc`
     with log.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    counter = 0
+    count, kill = 0, kill_at(-1 if at is None else at)
 
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal counter
-        name = frame.f_code.co_filename
-        if not name.startswith(_PACKAGE) or name in _SKIPPED:
-            return None
-        if event == "line":
-            counter += 1
-            if counter == kill_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-        return trace
+    def act() -> None:
+        nonlocal count
+        count += 1
+        kill()
 
-    if kill_at is not None or lines is not None:
-        sys.settrace(trace)
     try:
-        main(arguments)
+        with at_lines(act, _SKIPPED) if at is not None or lines is not None else nullcontext():
+            main(arguments)
     finally:
-        sys.settrace(None)
         if lines is not None:
-            lines.write_text(str(counter))
+            lines.write_text(str(count))
 
 
 def run() -> int:

@@ -3,8 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from faults import in_process
 from posttrain.attribution.data_oob import data_oob
 from posttrain.attribution.ridge import RidgeUtility
 from posttrain.attribution.tmc_shapley import tmc_shapley
@@ -48,23 +47,12 @@ def values(log: Path, die_at: int | None = None, **options: Any) -> np.ndarray:
     return tmc_shapley(LoggingUtility(log, die_at), permutations=33, tolerance=0.5, **options)
 
 
-PROGRAM = """
-import importlib.util, pathlib, sys
-spec = importlib.util.spec_from_file_location("resumed", sys.argv[1])
-module = importlib.util.module_from_spec(spec)
-sys.modules["resumed"] = module
-spec.loader.exec_module(module)
-module.values(pathlib.Path(sys.argv[2]), int(sys.argv[3]), folder=pathlib.Path(sys.argv[4]))
-"""
-
-
-@pytest.mark.slow
 def test_a_killed_run_resumes_without_computing_a_finished_block_again(tmp_path: Path) -> None:
     whole = values(tmp_path / "whole")
     scores = (tmp_path / "whole").stat().st_size
     die_at = scores * 2 // 3
-    arguments = [__file__, str(tmp_path / "killed"), str(die_at), str(tmp_path / "folder")]
-    assert subprocess.run([sys.executable, "-c", PROGRAM, *arguments], check=False).returncode == -signal.SIGKILL
+    killed = in_process(lambda: values(tmp_path / "killed", die_at, folder=tmp_path / "folder").tolist())
+    assert killed.killed
     assert (tmp_path / "killed").stat().st_size == die_at
     resumed = values(tmp_path / "resumed", folder=tmp_path / "folder")
     assert whole.tobytes() == resumed.tobytes()

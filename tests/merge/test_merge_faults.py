@@ -1,26 +1,22 @@
 """Kills, full disks, damaged and changed inputs: the result is whole or absent, and no temporary folder stays."""
 
 import errno
-import gc
 import json
 import os
 import random
 import resource
 import shutil
 import signal
-import sys
 import tempfile
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import posttrain
+from faults import at_lines, in_process, kill_at, start
 from posttrain.merge import api
 from posttrain.merge.api import MERGE_FILE, merge
 from posttrain.merge.plan_builder import build_plan
@@ -28,60 +24,27 @@ from posttrain.merge.recipe import Recipe
 from posttrain.merge.sources import ModelFolder
 from posttrain.store.errors import StorageError, UserError
 
-_PACKAGE = str(Path(posttrain.__file__).parent)
 
-
-def _start(function: Callable[[], Any]) -> int:
-    """Starts a function in a process of its own, which exits with 0, or 2 after a UserError; returns the process."""
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        gc.freeze()
-        function()
-        code = 0
-    except UserError:
-        code = 2
-    except BaseException as error:  # noqa: BLE001 - its text is all that the test can show
-        os.write(2, f"{type(error).__name__}: {error}\n".encode())
-    finally:
-        os._exit(code)
-
-
-def _wait(child: int) -> int:
-    """Returns the exit code of a process, -9 after a kill."""
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status)
-
-
-def _in_process(function: Callable[[], Any]) -> int:
-    return _wait(_start(function))
-
-
-def _killed_at(function: Callable[[], Any], line: int | None, count: Path | None = None) -> Callable[[], None]:
-    """Returns a function that kills its process at a line of posttrain's work, counted over all threads."""
-    counter = 0
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal counter
-        if not frame.f_code.co_filename.startswith(_PACKAGE):
-            return None
-        if event == "line":
-            counter += 1
-            if counter == line:
-                os.kill(os.getpid(), signal.SIGKILL)
-        return trace
+def _killed_at(command: Callable[[], Any], line: int) -> Callable[[], None]:
+    """Returns a function that kills its process at a line of posttrain's work."""
 
     def run() -> None:
-        threading.settrace(trace)
-        sys.settrace(trace)
-        function()
-        sys.settrace(None)
-        if count is not None:
-            count.write_text(str(counter))
+        with at_lines(kill_at(line)):
+            command()
 
     return run
+
+
+def _count_lines(command: Callable[[], Any]) -> int:
+    count = 0
+
+    def act() -> None:
+        nonlocal count
+        count += 1
+
+    with at_lines(act):
+        command()
+    return count
 
 
 def _content(folder: Path) -> dict[str, Any]:
@@ -114,9 +77,8 @@ def command(models: list[Path], tmp_path: Path) -> Callable[[], Any]:
 
 @pytest.mark.slow
 def test_a_kill_leaves_nothing_half_written(command: Callable[[], Any], tmp_path: Path) -> None:
-    lines_file, out = tmp_path / "lines", tmp_path / "out"
-    assert _in_process(_killed_at(command, None, lines_file)) == 0
-    lines, expected = int(lines_file.read_text()), _content(out)
+    out = tmp_path / "out"
+    lines, expected = in_process(lambda: _count_lines(command)).value, _content(out)
     from transformers import AutoModelForCausalLM
 
     _, loading = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
@@ -130,15 +92,16 @@ def test_a_kill_leaves_nothing_half_written(command: Callable[[], Any], tmp_path
         lines - n for n in range(0, 60, 9)
     ]
     for moment in moments:
-        code = _in_process(_killed_at(command, moment))
-        assert code in (0, -signal.SIGKILL), moment
-        killed += code != 0
+        outcome = in_process(_killed_at(command, moment))
+        assert outcome.error is None, moment
+        killed += outcome.killed
         done = out.exists()
         whole += done
         if done:
             assert _content(out) == expected, moment
         # Again: it ends in the same, or says that it is there already; and removes what the kill has left.
-        assert _in_process(command) == (2 if done else 0), moment
+        error = in_process(command).error
+        assert str(error).startswith("UserError: ") if done else error is None, moment
         assert _content(out) == expected, moment
         assert not _left_behind(tmp_path), moment
         shutil.rmtree(out)
@@ -187,7 +150,7 @@ def test_a_file_size_limit(command: Callable[[], Any], tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
         command()
 
-    assert _in_process(limited) == 2
+    assert str(in_process(limited).error).startswith("StorageError: ")
     assert not (tmp_path / "out").exists()
     assert not _left_behind(tmp_path)
 
@@ -207,7 +170,7 @@ def test_a_parent_that_cannot_be_written_to(make_model: Any) -> None:
         merge([folder / "model"], folder / "out")
 
     try:
-        assert _in_process(as_nobody) == 2
+        assert str(in_process(as_nobody).error).startswith("StorageError: ")
         assert [path.name for path in folder.iterdir()] == ["model"]
     finally:
         folder.chmod(0o755)
@@ -221,8 +184,8 @@ def test_two_merges_into_one_folder(command: Callable[[], Any], tmp_path: Path) 
     expected = _content(tmp_path / "out")
     for _ in range(2):
         shutil.rmtree(tmp_path / "out")
-        children = [_start(command) for _ in range(3)]
-        assert sorted(_wait(child) for child in children) == [0, 2, 2]
+        errors = [str(wait().error).split(":")[0] for wait in [start(command) for _ in range(3)]]
+        assert sorted(errors) == ["None", "UserError", "UserError"]
         assert _content(tmp_path / "out") == expected
         assert not _left_behind(tmp_path)
 

@@ -1,8 +1,6 @@
-"""An S3 API, and processes that can be killed."""
+"""An S3 API, full disks, and users without rights."""
 
 import encodings.utf_8_sig  # noqa: F401 - `unprivileged` may not read the interpreter's folder
-import gc
-import json
 import os
 import resource
 import shutil
@@ -16,6 +14,7 @@ from typing import Any
 import pytest
 from backups import write_workspace
 
+from faults import Outcome, in_process
 from posttrain.store.metadata import Metadata
 from posttrain.store.workspace import Workspace
 
@@ -59,56 +58,11 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-Start = Callable[[Callable[[], Any]], Callable[[], dict[str, Any]]]
-
-
 @pytest.fixture
-def start() -> Start:
-    """Start a function in a process of its own; the returned function waits for it and returns its outcome.
-
-    The outcome holds ``killed``, ``value`` (JSON) and ``error`` (``Type: message``).
-    """
-
-    def start(function: Callable[[], Any]) -> Callable[[], dict[str, Any]]:
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            gc.freeze()  # a collection would touch, and so copy, all that the tests before have left in memory
-            os.close(reader)
-            outcome: dict[str, Any] = {"value": None, "error": None}
-            try:
-                outcome["value"] = function()
-            except BaseException as error:  # noqa: BLE001 - every error is reported to the parent
-                outcome["error"] = f"{type(error).__name__}: {error}"
-            os.write(writer, json.dumps(outcome).encode())
-            os._exit(0)
-        os.close(writer)
-
-        def wait() -> dict[str, Any]:
-            with os.fdopen(reader, "rb") as pipe:
-                message = pipe.read()
-            _, status = os.waitpid(child, 0)
-            if os.WIFSIGNALED(status):
-                assert os.WTERMSIG(status) == signal.SIGKILL
-                return {"killed": True, "value": None, "error": None}
-            return {"killed": False, **json.loads(message)}
-
-        return wait
-
-    return start
-
-
-@pytest.fixture
-def in_process(start: Start) -> Callable[[Callable[[], Any]], dict[str, Any]]:
-    """Run a function in a process of its own and wait for its outcome; see `start`."""
-    return lambda function: start(function)()
-
-
-@pytest.fixture
-def unprivileged(start: Start) -> Callable[[Callable[[], Any]], dict[str, Any]]:
+def unprivileged() -> Callable[[Callable[[], Any]], Outcome]:
     """Run a function as a user without root's right to ignore file permissions."""
 
-    def run(function: Callable[[], Any]) -> dict[str, Any]:
+    def run(function: Callable[[], Any]) -> Outcome:
         def run_as_nobody() -> Any:
             if os.geteuid() == 0:
                 os.setgroups([])
@@ -116,7 +70,7 @@ def unprivileged(start: Start) -> Callable[[Callable[[], Any]], dict[str, Any]]:
                 os.setuid(NOBODY)
             return function()
 
-        return start(run_as_nobody)()
+        return in_process(run_as_nobody)
 
     return run
 

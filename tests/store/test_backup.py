@@ -21,6 +21,7 @@ from backups import (
 )
 from filled import all_rows
 
+from faults import in_process
 from posttrain.data.feedback.inbox import Inbox
 from posttrain.data.feedback.ingest import ingest
 from posttrain.data.feedback.segment import count_entries
@@ -220,9 +221,7 @@ def test_a_killed_backup_can_be_repeated(root: Path, tmp_path: Path) -> None:
     assert not left.exists()
 
 
-def test_what_a_killed_backup_to_a_file_left_is_removed(
-    root: Path, tmp_path: Path, in_process: Callable[[Callable[[], object]], dict[str, object]]
-) -> None:
+def test_what_a_killed_backup_to_a_file_left_is_removed(root: Path, tmp_path: Path) -> None:
     places = tmp_path / "places"
     places.mkdir()
 
@@ -230,7 +229,7 @@ def test_what_a_killed_backup_to_a_file_left_is_removed(
         with create_repository(str(places / "one.tar"), root / ".posttrain"):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    assert in_process(killed)["killed"]
+    assert in_process(killed).killed
     assert os.listdir(places)
     back_up(root, str(places / "one.tar"))
     assert os.listdir(places) == ["one.tar"]
@@ -278,7 +277,7 @@ def test_a_read_only_workspace_can_be_backed_up(
         if not path.is_symlink():
             path.chmod(0o555 if path.is_dir() else 0o444)
     outcome = unprivileged(lambda: back_up(copy, str(open_folder / "out" / "one.tar")).artifacts)
-    assert (outcome["value"], outcome["error"]) == (3, None)
+    assert (outcome.value, outcome.error) == (3, None)
     for path in [copy, *copy.rglob("*")]:
         if path.is_dir() and not path.is_symlink():
             path.chmod(0o755)
@@ -295,7 +294,7 @@ def test_an_empty_folder_of_another_user_is_a_place(
         if not path.is_symlink():
             path.chmod(0o777 if path.is_dir() else 0o666)
     outcome = unprivileged(lambda: back_up(copy, str(open_folder / "share")).artifacts)
-    assert (outcome["value"], outcome["error"]) == (3, None)
+    assert (outcome.value, outcome.error) == (3, None)
     assert (open_folder / "share").stat().st_mode & 0o777 == 0o777
 
 

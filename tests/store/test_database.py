@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import Engine, event, inspect, text
 from sqlalchemy.exc import IntegrityError
 
+from faults import in_process
 from posttrain.store.artifacts import Artifact, FileEntry
 from posttrain.store.database import _engine, _parse
 from posttrain.store.errors import UserError, WorkError
@@ -211,7 +212,7 @@ class TestSQLite(DatabaseContract):
             fill()
         assert metadata.artifacts() == []
 
-    def test_a_file_size_limit_raises(self, tmp_path: Path, in_process: Callable[..., dict[str, Any]]) -> None:
+    def test_a_file_size_limit_raises(self, tmp_path: Path) -> None:
         """The kernel itself refuses a write, and SQLite does not say why."""
         import resource
 
@@ -219,7 +220,7 @@ class TestSQLite(DatabaseContract):
             resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, 1 << 14))
             Metadata(f"sqlite:///{tmp_path}/store.db", create=True).close()
 
-        error = in_process(work)["error"]
+        error = in_process(work).error
         assert error.startswith(f"StorageError: {tmp_path}/store.db: ")
         assert "ulimit -f" in error
 

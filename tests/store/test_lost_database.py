@@ -1,21 +1,16 @@
 """A database that is missing, empty or another one is never taken for that of a new workspace."""
 
-import os
-import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine
 
+from faults import NEEDS_SPACE, at_calls, at_transactions, in_process, kill_at
 from posttrain.store.config import StoreConfig
 from posttrain.store.errors import LostDatabaseError, UserError
 from posttrain.store.journal import Journal
 from posttrain.store.verify import verify_database
 from posttrain.store.workspace import JOURNAL, Workspace
-
-InProcess = Callable[[Callable[[], Any]], dict[str, Any]]
 
 
 @pytest.fixture
@@ -79,31 +74,21 @@ def test_a_store_with_artifacts_of_another_database_is_refused(workspace: Worksp
 
 
 @pytest.mark.slow
-def test_a_killed_first_start_goes_on(tmp_path: Path, in_process: InProcess) -> None:
+def test_a_killed_first_start_goes_on(tmp_path: Path) -> None:
     """Whatever call the first process is killed before; of these every ninth."""
     for instant in range(0, 100, 9):
         root = tmp_path / str(instant)
 
         def start_first(root: Path = root, instant: int = instant) -> None:
-            remaining = iter(range(instant))
-
-            def act(*arguments: Any) -> None:
-                if next(remaining, None) is None:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-            for name in ("mkdir", "replace", "fsync"):
-                function = getattr(os, name)
-                setattr(os, name, lambda *args, function=function, **options: (act(), function(*args, **options))[1])
-            event.listen(Engine, "before_cursor_execute", act)
-            event.listen(Engine, "commit", act)
-            with Workspace.create(root) as workspace:
+            act = kill_at(instant)
+            with at_calls(act, NEEDS_SPACE), at_transactions(act, Engine), Workspace.create(root) as workspace:
                 commit(workspace)
 
         outcome = in_process(start_first)
-        assert outcome["error"] is None
+        assert outcome.error is None
         with Workspace.create(root) as workspace:
             commit(workspace)
             assert verify_database(workspace.metadata, Journal(workspace.home / JOURNAL)) == []
-        if not outcome["killed"]:
+        if not outcome.killed:
             break
     assert instant > 20

@@ -3,44 +3,19 @@
 import errno
 import os
 import shutil
-import signal
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event
 from stages import fill, run
 
+from faults import NEEDS_SPACE, at_calls, at_transactions, in_process, kill_at
 from posttrain.store.errors import UserError
 from posttrain.store.journal import Journal
 from posttrain.store.verify import verify_database
 from posttrain.store.workspace import JOURNAL, Workspace
-
-InProcess = Callable[[Callable[[], Any]], dict[str, Any]]
-
-# The calls that change the disk; removals succeed even on a full one.
-NEEDS_SPACE = ("mkdir", "rename", "replace", "fsync")
-REMOVALS = ("unlink", "rmdir")
-
-
-@contextmanager
-def before_each(calls: tuple[str, ...], act: Callable[[], None]) -> Iterator[None]:
-    """Call ``act`` before every one of these calls of the operating system."""
-
-    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            act()
-            return function(*arguments, **options)
-
-        return call
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in calls:
-            patch.setattr(os, name, wrap(getattr(os, name)))
-        yield
 
 
 @pytest.fixture
@@ -78,7 +53,7 @@ def two_stages(workspace: Workspace, log: Path) -> str:
 
 
 @pytest.mark.slow
-def test_a_kill_at_any_call(memory_folder: Path, in_process: InProcess) -> None:
+def test_a_kill_at_any_call(memory_folder: Path) -> None:
     """Kills a process before every sixth of its calls in turn; the same command then always gives the same result."""
     ends: set[tuple[int, int]] = set()
     Workspace.create(memory_folder / "new").close()
@@ -87,21 +62,17 @@ def test_a_kill_at_any_call(memory_folder: Path, in_process: InProcess) -> None:
         shutil.copytree(memory_folder / "new", root)
 
         def work(instant: int = instant, root: Path = root, log: Path = log) -> str:
-            remaining = iter(range(instant))
-            with Workspace.open(root) as workspace, workspace.lock():
-
-                def act() -> None:
-                    if next(remaining, None) is None:
-                        os.kill(os.getpid(), signal.SIGKILL)
-
-                engine = workspace.metadata.engine
-                event.listen(engine, "before_cursor_execute", lambda *args: act())
-                event.listen(engine, "commit", lambda *args: act())
-                with before_each(NEEDS_SPACE + REMOVALS, act):
-                    return two_stages(workspace, log)
+            act = kill_at(instant)
+            with (
+                Workspace.open(root) as workspace,
+                workspace.lock(),
+                at_transactions(act, workspace.metadata.engine),
+                at_calls(act),
+            ):
+                return two_stages(workspace, log)
 
         outcome = in_process(work)
-        assert outcome["error"] is None
+        assert outcome.error is None
 
         with Workspace.open(root, write=False) as reader:
             artifact_ids = reader.artifacts.ids()
@@ -120,7 +91,7 @@ def test_a_kill_at_any_call(memory_folder: Path, in_process: InProcess) -> None:
             rows = [row.id for row in workspace.metadata.artifacts()]
         assert id in artifact_ids
         assert set(rows) <= set(artifact_ids)
-        assert outcome["killed"] or outcome["value"] == id
+        assert outcome.killed or outcome.value == id
         notes = log.read_text().split("\n")
         assert [notes.count(f"step {step}") for step in range(3)] in (
             [1, 1, 1],
@@ -130,7 +101,7 @@ def test_a_kill_at_any_call(memory_folder: Path, in_process: InProcess) -> None:
         )
         ends.add((notes.count("second"), len(artifact_ids)))
         shutil.rmtree(root)
-        if not outcome["killed"]:
+        if not outcome.killed:
             break
     assert instant > 60  # the kills covered all phases of both commits
     # However often the second stage started, it published one model.
@@ -154,7 +125,7 @@ def test_a_full_disk_at_any_call(memory_folder: Path) -> None:
 
         with Workspace.open(root) as workspace, workspace.lock():
             error = None
-            with before_each(NEEDS_SPACE, act):
+            with at_calls(act, NEEDS_SPACE):
                 try:
                     two_stages(workspace, log)
                 except (UserError, OSError) as exception:
@@ -172,7 +143,7 @@ def test_a_full_disk_at_any_call(memory_folder: Path) -> None:
     assert instant > 20
 
 
-def test_a_file_size_limit_raises(workspace: Workspace, in_process: InProcess) -> None:
+def test_a_file_size_limit_raises(workspace: Workspace) -> None:
     """The kernel itself refuses a write."""
     import resource
 
@@ -186,7 +157,7 @@ def test_a_file_size_limit_raises(workspace: Workspace, in_process: InProcess) -
 
             run(other, large)
 
-    assert "StorageError: " in (error := in_process(work)["error"])
+    assert "StorageError: " in (error := in_process(work).error)
     assert "file too large" in error
     assert workspace.artifacts.ids() == []
     assert run(workspace).kind == "dataset"

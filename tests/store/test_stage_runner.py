@@ -3,20 +3,18 @@
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from stages import fill, run
 
+from faults import start
 from posttrain.store.errors import StorageError, UserError, Waiting, is_user_mistake
 from posttrain.store.progress import progress_bar
 from posttrain.store.stage_runner import PARTS, stage_key
 from posttrain.store.workspace import Workspace
-
-InProcess = Callable[[Callable[[], Any]], dict[str, Any]]
-Start = Callable[[Callable[[], Any]], Callable[[], dict[str, Any]]]
 
 
 def fail_if_called(out: Path, scratch: Path) -> Mapping[str, Any]:
@@ -151,7 +149,7 @@ def test_damaged_output_is_built_again(
         assert [item.status for item in other.metadata.runs()] == ["done", "done"]
 
 
-def test_concurrent_runs_give_the_same_artifact(workspace: Workspace, start: Start) -> None:
+def test_concurrent_runs_give_the_same_artifact(workspace: Workspace) -> None:
     """Processes that do the same stage at the same time, without a lock, agree."""
     reader, writer = os.pipe()
 
@@ -167,10 +165,10 @@ def test_concurrent_runs_give_the_same_artifact(workspace: Workspace, start: Sta
     processes = [start(work) for _ in range(4)]
     os.write(writer, b"start")
     outcomes = [wait() for wait in processes]
-    assert {(outcome["error"], outcome["value"]) for outcome in outcomes} == {(None, outcomes[0]["value"])}
+    assert {(outcome.error, outcome.value) for outcome in outcomes} == {(None, outcomes[0].value)}
     with Workspace.open(workspace.root) as other:
-        assert other.artifacts.ids() == [outcomes[0]["value"]]
-        assert other.artifacts.verify(outcomes[0]["value"]) == []
+        assert other.artifacts.ids() == [outcomes[0].value]
+        assert other.artifacts.verify(outcomes[0].value) == []
         assert list((other.home / "tmp").iterdir()) == []
 
 

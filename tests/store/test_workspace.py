@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
+from faults import Outcome, in_process
 from posttrain.store.config import StoreConfig, expand_variables
 from posttrain.store.errors import DamagedArtifactError, LockedError, StorageError, UserError
 from posttrain.store.workspace import FORMAT, Workspace
-
-InProcess = Callable[[Callable[[], Any]], dict[str, Any]]
 
 
 def commit(workspace: Workspace, content: bytes = b"1", kind: str = "model") -> str:
@@ -144,26 +143,26 @@ def test_opening_imports_no_migration_tool(workspace: Workspace) -> None:
     assert not {"alembic", "fsspec", "torch", "transformers"} & set(modules)
 
 
-def test_the_lock_names_its_holder(workspace: Workspace, in_process: InProcess) -> None:
+def test_the_lock_names_its_holder(workspace: Workspace) -> None:
     def enter() -> None:
         with Workspace.open(workspace.root) as other, other.lock():
             pass
 
     with workspace.lock():
         outcome = in_process(enter)
-        assert outcome["error"].startswith("LockedError: ")
+        assert outcome.error.startswith("LockedError: ")
         note = json.loads((workspace.home / "lock.json").read_text())
         assert note["pid"] == os.getpid()
         for word in (f"process {os.getpid()} on {note['host']} since {note['since']}", str(workspace.root)):
-            assert word in outcome["error"]
+            assert word in outcome.error
         with pytest.raises(UserError, match="another posttrain"), workspace.lock():
             pass
-    assert in_process(enter)["error"] is None
+    assert in_process(enter).error is None
     with workspace.lock():
         pass
 
 
-def test_a_kill_leaves_no_lock(workspace: Workspace, in_process: InProcess) -> None:
+def test_a_kill_leaves_no_lock(workspace: Workspace) -> None:
     def die() -> None:
         with Workspace.open(workspace.root) as other, other.lock():
             other.metadata.start_run("train", "key")
@@ -174,7 +173,7 @@ def test_a_kill_leaves_no_lock(workspace: Workspace, in_process: InProcess) -> N
                 (scratch / "state").write_bytes(b"x")
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    assert in_process(die)["killed"]
+    assert in_process(die).killed
     assert list((workspace.home / "tmp").iterdir()) != []
     with workspace.lock():
         assert list((workspace.home / "tmp").iterdir()) == []
@@ -201,7 +200,7 @@ def test_scratch_of_finished_work_is_removed(workspace: Workspace) -> None:
         assert sorted(path.name for path in workspace.scratch.iterdir()) == ["failed", "other", "resumable"]
 
 
-def test_children_of_a_killed_process_do_not_keep_the_lock(workspace: Workspace, in_process: InProcess) -> None:
+def test_children_of_a_killed_process_do_not_keep_the_lock(workspace: Workspace) -> None:
     """A data loader's workers may outlive the process that forked them."""
     pid_file = workspace.root / "worker"
 
@@ -233,17 +232,17 @@ def test_children_of_a_killed_process_do_not_keep_the_lock(workspace: Workspace,
     finally:
         os.kill(worker, signal.SIGKILL)
         waiter.join()
-    assert outcomes[0]["killed"]
+    assert outcomes[0].killed
 
 
-def test_cleanup_keeps_folders_of_running_processes(workspace: Workspace, in_process: InProcess) -> None:
+def test_cleanup_keeps_folders_of_running_processes(workspace: Workspace) -> None:
     def tidy() -> None:
         with Workspace.open(workspace.root) as other, other.lock():
             pass
 
     with workspace.artifacts.temporary_folder() as folder:
         (folder / "file").write_bytes(b"1")
-        assert in_process(tidy)["error"] is None
+        assert in_process(tidy).error is None
         artifact = workspace.artifacts.commit(folder, "model", {})
     assert workspace.artifacts.verify(artifact.id) == []
     assert list((workspace.home / "tmp").iterdir()) == []
@@ -271,7 +270,7 @@ def test_the_champion_has_one_stable_path(workspace: Workspace, tmp_path: Path) 
     assert (tmp_path / "moved" / ".posttrain" / "champion" / "file").read_bytes() == b"1"
 
 
-def test_the_champion_path_always_exists(workspace: Workspace, in_process: InProcess) -> None:
+def test_the_champion_path_always_exists(workspace: Workspace) -> None:
     ids = [commit(workspace, b"1"), commit(workspace, b"2")]
     workspace.link_champion(ids[0])
 
@@ -289,7 +288,7 @@ def test_the_champion_path_always_exists(workspace: Workspace, in_process: InPro
     assert reads > 10
 
 
-def test_a_read_only_folder(open_folder: Path, unprivileged: InProcess) -> None:
+def test_a_read_only_folder(open_folder: Path, unprivileged: Callable[..., Outcome]) -> None:
     """Readers work there, even with the log of a killed process; writers raise a clear error."""
     root = open_folder / "workspace"
     workspace = Workspace.create(root)
@@ -303,17 +302,17 @@ def test_a_read_only_folder(open_folder: Path, unprivileged: InProcess) -> None:
             assert reader.artifacts.path(id).joinpath("file").read_bytes() == b"1"
             return [row.id for row in reader.metadata.artifacts()]
 
-    assert unprivileged(read_workspace) == {"killed": False, "error": None, "value": [id]}
+    assert unprivileged(read_workspace) == Outcome(killed=False, value=[id])
     for enter in (Workspace.open, Workspace.create):
         outcome = unprivileged(lambda enter=enter: enter(root).close())  # type: ignore[misc]
-        assert outcome["error"].startswith("UserError: ")
-        assert "read-only workspace" in outcome["error"]
+        assert outcome.error.startswith("UserError: ")
+        assert "read-only workspace" in outcome.error
     assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == modification_times
     workspace.close()
 
 
-def test_create_without_permission_raises(open_folder: Path, unprivileged: InProcess) -> None:
-    error = unprivileged(lambda: Workspace.create(open_folder / "new").close())["error"]
+def test_create_without_permission_raises(open_folder: Path, unprivileged: Callable[..., Outcome]) -> None:
+    error = unprivileged(lambda: Workspace.create(open_folder / "new").close()).error
     assert error.startswith(f"StorageError: {open_folder / 'new'}")
     assert "permission denied" in error
     assert list(open_folder.iterdir()) == []

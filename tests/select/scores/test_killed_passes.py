@@ -5,7 +5,6 @@ on, between writing that chunk and renaming it to its final name, and after that
 record of a chunk that was written, ``begun.log`` for each record of a chunk that was begun.
 """
 
-import gc
 import os
 import signal
 from collections import Counter
@@ -17,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
+from faults import in_process
 from posttrain.models.language_model import load_language_model
 from posttrain.models.task import TaskConfig
 from posttrain.select.scores import context, labels, passes
@@ -32,18 +32,9 @@ AT_ONCE = 4
 
 def score_in_a_fork(model: Path, folder: Path, moment: str | None) -> None:
     """Scores the pool in a process that kills itself at the moment, or runs through."""
-    child = os.fork()
-    if child == 0:
-        try:
-            gc.freeze()
-            run(model, folder, moment)
-            os._exit(0)
-        except BaseException as error:  # noqa: BLE001 - its text is all that the test can show
-            os.write(2, f"{type(error).__name__}: {error}\n".encode())
-        finally:
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    assert status == (0 if moment is None else signal.SIGKILL), (moment, status)
+    outcome = in_process(lambda: run(model, folder, moment))
+    assert outcome.error is None
+    assert outcome.killed == (moment is not None)
 
 
 def run(model: Path, folder: Path, moment: str | None) -> None:
