@@ -218,20 +218,6 @@ def test_what_is_no_size_is_a_mistake(text: str) -> None:
         read_bytes(text, "--memory")
 
 
-def test_losses_and_importances_of_records_are_on_the_page(posttrain: Call, here: Path) -> None:
-    write_records(here)
-    call = ("merge", "a", "b", "--base", "base", "--conflicts", "page.html", "--data", "data.jsonl")
-    report = posttrain(*call, "--json").json
-    (barrier,) = report["barriers"]
-    assert [share for share, _ in barrier["points"]] == [0, 0.25, 0.5, 0.75, 1]
-    assert barrier["records"] == 4
-    assert [model["model"] for model in report["importance"]] == ["a", "b"]
-    page = (here / "page.html").read_text()
-    assert "Loss between the models" in page
-    assert "Importance of the layers" in page
-    assert sorted(path.name for path in here.iterdir()) == ["a", "b", "base", "data.jsonl", "page.html"]
-
-
 def test_layers_and_heads_are_merged_by_measured_importance(posttrain: Call, here: Path) -> None:
     write_records(here)
     call = ("merge", "a", "b", "--method", "by_importance", "--data", "data.jsonl", "--examples", "3")
@@ -251,9 +237,9 @@ def test_layers_and_heads_are_merged_by_measured_importance(posttrain: Call, her
     ("options", "message"),
     [
         (["--method", "by_importance"], "with --data FILE"),
+        (["--base", "a", "--conflicts", "page.html", "--data", "data.jsonl"], "linear needs none"),
         (["--data", "data.jsonl"], "linear needs none"),
-        (["--measure", "ablation"], "nothing is measured"),
-        (["--method", "by_importance", "--data", "data.jsonl", "--measure", "guess"], "is no `guess`"),
+        (["--method", "by_importance", "--data", "data.jsonl", "--align", "weights"], "of whole models as they are"),
         (["--method", "by_importance", "--data", "data.jsonl"] + ["--data", "data.jsonl"] * 2, "3 files for 2 models"),
         (["--method", "by_importance", "--data", "none.jsonl"], "none.jsonl: there is no such file"),
         (["--align", "activations"], "`align`"),

@@ -1,4 +1,4 @@
-"""The importance of layers and heads against models whose weights lack them, and against finite differences."""
+"""The importance of layers and heads against finite differences."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from posttrain.models.chat import TokenizedExample
-from posttrain.models.importance import importance_by_ablation, importance_by_gradient
+from posttrain.models.importance import importance_by_gradient
 from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.likelihood import sequence_log_likelihoods
 from posttrain.models.task import TaskConfig
@@ -51,29 +51,6 @@ def without_head(lm: LanguageModel, layer: int, head: int, scale: float = 0.0) -
     lm.model.model.layers[layer].self_attn.o_proj.weight.data[:, head * SIZE : (head + 1) * SIZE] *= scale
 
 
-def without_layer(lm: LanguageModel, layer: int, scale: float = 0.0) -> None:
-    block = lm.model.model.layers[layer]
-    for projection in (block.self_attn.o_proj, block.mlp.down_proj):
-        projection.weight.data *= scale
-
-
-@pytest.mark.slow
-def test_ablation_is_a_model_whose_weights_lack_the_part(folder: Path, examples: list[TokenizedExample]) -> None:
-    measured = importance_by_ablation(load(folder), examples)
-    before = losses(load(folder), examples)
-    assert measured.layers.shape == (4, LAYERS)
-    assert measured.heads.shape == (4, LAYERS, HEADS)
-    for layer in range(LAYERS):
-        lm = load(folder)
-        without_layer(lm, layer)
-        np.testing.assert_allclose(measured.layers[:, layer], losses(lm, examples) - before, atol=2e-5)
-        for head in (0, 3):
-            lm = load(folder)
-            without_head(lm, layer, head)
-            np.testing.assert_allclose(measured.heads[:, layer, head], losses(lm, examples) - before, atol=2e-5)
-    assert np.abs(measured.heads).min(0).max() > 1e-3, "no head matters, and the test shows nothing"
-
-
 def test_the_gradient_is_the_change_of_the_loss_as_a_part_fades(folder: Path, examples: list[TokenizedExample]) -> None:
     measured = importance_by_gradient(load(folder), examples)
     step = 1e-2  # norms compute in float32, so that less is lost in rounding
@@ -104,11 +81,10 @@ def test_the_gradient_of_a_layer_is_that_of_what_it_adds(folder: Path, examples:
 def test_tokens_and_the_model_stay_as_they_are(folder: Path, examples: list[TokenizedExample]) -> None:
     lm = load(folder)
     before = {name: tensor.clone() for name, tensor in lm.model.state_dict().items()}
-    for measure in (importance_by_ablation, importance_by_gradient):
-        expected, tokens = sequence_log_likelihoods(lm, examples)
-        measured = measure(lm, examples)
-        assert measured.tokens.tolist() == tokens.tolist() == [sum(e.supervised) for e in examples]
-        assert np.array_equal(sequence_log_likelihoods(lm, examples)[0], expected)
+    expected, tokens = sequence_log_likelihoods(lm, examples)
+    measured = importance_by_gradient(lm, examples)
+    assert measured.tokens.tolist() == tokens.tolist() == [sum(e.supervised) for e in examples]
+    assert np.array_equal(sequence_log_likelihoods(lm, examples)[0], expected)
     for name, tensor in lm.model.state_dict().items():
         assert torch.equal(tensor, before[name])
     assert all(parameter.requires_grad and parameter.grad is None for parameter in lm.model.parameters())

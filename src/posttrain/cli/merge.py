@@ -1,7 +1,6 @@
 """``posttrain merge``: merges models into one, by a recipe or by the options."""
 
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,10 +16,7 @@ from posttrain.store.errors import UserError
 
 if TYPE_CHECKING:
     from posttrain.merge.conflicts import ConflictReport
-    from posttrain.merge.recommendation import LossBarrier
     from posttrain.tune.merges.importance import ModelImportance
-
-    Measured = tuple[ConflictReport, list[LossBarrier], list[ModelImportance]]
 
 
 def merge(
@@ -39,15 +35,11 @@ def merge(
     ] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option(help="Records for methods that read some, auto, and --conflicts; repeatable, one a model."),
+        typer.Option(help="Records for methods that read some, and auto; repeatable, one a model."),
     ] = None,
     examples: Annotated[int | None, typer.Option(min=1, help="Most records of a file; 256 by default.")] = None,
     scores: Annotated[
         str | None, typer.Option(help="With --weights auto, one a model, such as 0.85,0.90; by default of the data.")
-    ] = None,
-    measure: Annotated[
-        str | None,
-        typer.Option(help="How by_importance measures: gradient, or ablation, which takes far longer."),
     ] = None,
     set: Annotated[
         list[str] | None, typer.Option(help="An option of the method, such as density=0.5; repeatable.")
@@ -91,7 +83,7 @@ def merge(
     changes["scores"] = None if scores is None else read_numbers(scores, "--scores")
     recipe, root = recipe_of_call(models, method, base, weights, read_settings(set or []), changes, workspace)
     recipe = by_data.with_search(recipe, search or [], trials)
-    by_data.check_records(recipe, data or [], measure, conflicts)
+    by_data.check_records(recipe, data or [])
     measures_importance = recipe.method == by_data.BY_IMPORTANCE and bool(data)
     if data and not measures_importance:
         from posttrain.tune.merges.data import with_data
@@ -108,7 +100,7 @@ def merge(
 
     measured = None
     if conflicts is not None:
-        measured = _write_conflicts(conflicts, recipe, root, limit, workers, data or [])
+        measured = _write_conflicts(conflicts, recipe, root, limit, workers)
         if out is None or not json:
             _print_conflicts(conflicts, measured, json)
         if out is None:
@@ -120,10 +112,7 @@ def merge(
         if out is not None and not dry_run:
             check_new_folder(out)  # before the work of measuring
         parent = None if out is None else out.absolute().parent
-        by_gradient = measure != "ablation"
-        recipe, importances = measured_recipe(
-            recipe, root, data or [], by_gradient=by_gradient, memory=limit, parent=parent
-        )
+        recipe, importances = measured_recipe(recipe, root, data or [], parent)
     if dry_run:
         with planned_merge(recipe, root, Path(tempfile.gettempdir())) as (plan, _):
             description = describe(plan)
@@ -153,7 +142,7 @@ def merge(
     if conflicts is not None and measured is not None and kept is not None:
         from posttrain.web.merge_report import write_merge_report
 
-        write_merge_report(conflicts, *measured, validation=kept)
+        write_merge_report(conflicts, measured, kept)
     if json:
         print_json(
             {
@@ -178,10 +167,8 @@ def merge(
     )
 
 
-def _write_conflicts(
-    path: Path, recipe: Recipe, root: Path, memory: int, workers: int | None, data: Sequence[str]
-) -> "Measured":
-    from posttrain.tune.merges.conflicts import measure_report
+def _write_conflicts(path: Path, recipe: Recipe, root: Path, memory: int, workers: int | None) -> "ConflictReport":
+    from posttrain.merge.conflicts import recipe_conflicts
     from posttrain.web.merge_report import write_merge_report
     from posttrain.web.page import check_page_file
 
@@ -189,19 +176,16 @@ def _write_conflicts(
     if recipe.base is None or recipe.slices:
         fix = "name the model that all were trained from" if not recipe.slices else "leave out the slices"
         raise UserError("compares task vectors of whole models", where="--conflicts", fix=fix)
-    measured = measure_report(recipe, root, data, memory=memory, threads=workers, parent=path.absolute().parent)
-    write_merge_report(path, *measured)
-    return measured
+    report = recipe_conflicts(recipe, root, memory, workers)
+    write_merge_report(path, report)
+    return report
 
 
-def _print_conflicts(path: Path, measured: "Measured", json: bool) -> None:
+def _print_conflicts(path: Path, report: "ConflictReport", json: bool) -> None:
     from posttrain.merge.recommendation import describe_conflicts, recommend, warnings_of
 
-    report, barriers, importances = measured
     if json:
-        numbers = describe_conflicts(report, barriers)
-        print_json(numbers | {"importance": [importance.to_dict() for importance in importances]})
+        print_json(describe_conflicts(report))
         return
-    method, reason = recommend(report, barriers)
-    lines = [*warnings_of(report, barriers), f"recommended: {method} ({reason})", f"page: {path}"]
-    print_line("\n".join(lines))
+    method, reason = recommend(report)
+    print_line("\n".join([*warnings_of(report), f"recommended: {method} ({reason})", f"page: {path}"]))

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 BY_IMPORTANCE = "by_importance"
 
-_MEASURES = ("gradient", "ablation")
-
 
 def check_options(search: Sequence[str], validate: Sequence[str], writes: bool) -> None:
     """Raises a UserError if an option needs a merged model and none is written.
@@ -36,16 +34,12 @@ def check_options(search: Sequence[str], validate: Sequence[str], writes: bool) 
             raise UserError("needs a merged model", where=option, fix="name an --out, and leave out --dry-run")
 
 
-def check_records(recipe: Recipe, data: Sequence[str], measure: str | None, conflicts: Path | None) -> None:
-    """Raises a UserError if nothing reads the records, or importance is to be measured in an unknown way."""
+def check_records(recipe: Recipe, data: Sequence[str]) -> None:
+    """Raises a UserError if nothing reads the records."""
     methods = {recipe.method, *(rule.method for rule in recipe.layers if rule.method)}
     reads = recipe.has_auto_weights or any(load_method(name).statistic for name in methods)
-    if data and not (reads or recipe.method == BY_IMPORTANCE or conflicts):
-        raise UserError(f"{recipe.method} needs none", where="--data", fix="leave it out, or add --conflicts")
-    if measure not in (None, *_MEASURES):
-        raise UserError(f"is no `{measure}`", where="--measure", fix=f"one of {', '.join(_MEASURES)}")
-    if measure and not (recipe.method == BY_IMPORTANCE and data):
-        raise UserError("nothing is measured", where="--measure", fix=f"add --method {BY_IMPORTANCE} and --data")
+    if data and not (reads or recipe.method == BY_IMPORTANCE):
+        raise UserError(f"{recipe.method} needs none", where="--data", fix="leave it out")
 
 
 def with_search(recipe: Recipe, files: Sequence[str], trials: int | None) -> Recipe:

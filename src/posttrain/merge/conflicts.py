@@ -2,31 +2,32 @@
 
 import math
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from posttrain.merge.api import planned_merge
 from posttrain.merge.engine import MEMORY, one_thread_each
 from posttrain.merge.methods.ties import elect_and_add, keep_from
 from posttrain.merge.plan import MergePlan, TensorPlan
+from posttrain.merge.recipe import Recipe
 from posttrain.merge.sources import layer_of
 from posttrain.merge.tensor_group import Block, TensorGroup
 from posttrain.merge.tensor_reader import Arena
 from posttrain.store.progress import progress_bar
 
-RANK = 8
-"""Dimensions of the subspaces that are compared."""
-
 LARGE = 0.2
 """Share of a task vector's elements that count as large, tensor by tensor, as in TIES' paper."""
 
-RESOLUTIONS = ("average", "zero", "magnitude", "importance", "ties")
+RESOLUTIONS = ("average", "zero", "magnitude", "ties")
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,10 @@ class TensorConflicts:
         opposed_weight: sum of sqrt(|a b|) over them, float64 [models, models].
         weight: the same over all elements.
         total: sum of |sum of task vectors|, and of the sums of their magnitudes.
-        large: number of elements that are large in both models and of opposed signs, int64 [models, models]; on the
-            diagonal, of large elements.
         base: squared norm of the base.
         likeness: of each model's weights their inner product with the base's, their own squared norm and the base's,
             float64 [models, 3]; 0 for vectors, as norms are nearly alike in all models.
         kept: by resolution, the merged vector's inner product with each task vector, and its squared norm last.
-        overlap: of the leading subspaces, weighted by elements, float64 [models, models]; and the weight.
     """
 
     elements: int
@@ -55,12 +53,9 @@ class TensorConflicts:
     opposed_weight: np.ndarray
     weight: np.ndarray
     total: np.ndarray
-    large: np.ndarray
     base: float
     likeness: np.ndarray
     kept: Mapping[str, np.ndarray]
-    overlap: np.ndarray
-    overlap_elements: int
 
     def __add__(self, other: "TensorConflicts") -> "TensorConflicts":
         return TensorConflicts(
@@ -70,12 +65,9 @@ class TensorConflicts:
             self.opposed_weight + other.opposed_weight,
             self.weight + other.weight,
             self.total + other.total,
-            self.large + other.large,
             self.base + other.base,
             self.likeness + other.likeness,
             {name: self.kept[name] + other.kept[name] for name in RESOLUTIONS},
-            self.overlap + other.overlap,
-            self.overlap_elements + other.overlap_elements,
         )
 
     def cosine(self, first: int, second: int) -> float:
@@ -97,14 +89,6 @@ class TensorConflicts:
         """Returns the share of the task vectors' magnitudes that cancels in their sum."""
         return 1.0 - float(self.total[0] / self.total[1]) if self.total[1] else 0.0
 
-    def expected_interference(self, first: int, second: int) -> float:
-        """Returns the share of one model's large changes that meet a large change of the opposed sign in the other.
-
-        Half of the share of large ones, a tenth, is what unrelated task vectors have; 1 if one undoes the other.
-        """
-        size = min(self.large[first, first], self.large[second, second])
-        return float(self.large[first, second]) / float(size) if size else 0.0
-
     def weight_cosine(self, model: int) -> float:
         """Returns the cosine between a model's weights and the base's; 1 for the base itself."""
         inner, own, base = self.likeness[model]
@@ -114,19 +98,10 @@ class TensorConflicts:
         """Returns the norm of a task vector, by that of the base."""
         return math.sqrt(self.gram[model, model] / self.base) if self.base else math.inf
 
-    def subspace_overlap(self, first: int, second: int) -> float:
-        """Returns the mean squared cosine between the leading subspaces: 1 for the same, near 0 for unrelated ones."""
-        return float(self.overlap[first, second]) / max(self.overlap_elements, 1)
-
     def kept_share(self, resolution: str, model: int) -> float:
         """Returns the coefficient of a task vector in the merged one: 1 if it is kept whole, 0 if nothing is."""
         own = float(self.gram[model, model])
         return float(self.kept[resolution][model]) / own if own else 0.0
-
-    def kept_cosine(self, resolution: str, model: int) -> float:
-        """Returns the cosine between a task vector and the merged one."""
-        norm = math.sqrt(self.gram[model, model] * self.kept[resolution][-1])
-        return float(self.kept[resolution][model]) / norm if norm else 0.0
 
 
 @dataclass(frozen=True)
@@ -174,8 +149,6 @@ class ConflictReport:
                     "cosine": sums.cosine(first, second),
                     "opposed": sums.opposed_share(first, second),
                     "opposed_weight": sums.opposed_weight_share(first, second),
-                    "expected_interference": sums.expected_interference(first, second),
-                    "subspace_overlap": sums.subspace_overlap(first, second),
                 }
                 for first, second in self.pairs
             ],
@@ -183,20 +156,33 @@ class ConflictReport:
         }
 
 
-def measure_conflicts(
-    plan: MergePlan,
-    memory: int = MEMORY,
-    threads: int | None = None,
-    importances: Sequence[Sequence[float]] | None = None,
-) -> ConflictReport:
+def recipe_conflicts(recipe: Recipe, root: Path, memory: int = MEMORY, threads: int | None = None) -> ConflictReport:
+    """Measures the conflicts between the models of a recipe; its method does not count.
+
+    Args:
+        recipe: the recipe, with a base and without slices.
+        root: the folder that the paths of its models are relative to.
+        memory: bytes of weights that are held at once.
+        threads: that work side by side; one a core by default.
+
+    Raises:
+        UserError: a model cannot be read, or the models do not fit each other.
+    """
+    entries = [entry for entry in recipe.models if entry.model != recipe.base or entry.adapter]
+    models = [{"model": entry.model, "adapter": entry.adapter} for entry in entries]
+    values = {"base": recipe.base, "models": models, "align": recipe.align, "tokenizer": recipe.tokenizer}
+    compared = Recipe.read(values | {"method": "task_arithmetic"}, "merge")
+    with planned_merge(compared, root, Path(tempfile.gettempdir())) as (plan, _):
+        return measure_conflicts(plan, memory, threads)
+
+
+def measure_conflicts(plan: MergePlan, memory: int = MEMORY, threads: int | None = None) -> ConflictReport:
     """Measures the conflicts between the models of a plan.
 
     Args:
         plan: a merge of task vectors, such as task arithmetic.
         memory: bytes of weights that are held at once.
         threads: that work side by side; one a core by default.
-        importances: for each layer the importance of each model, by which the resolution of this name interpolates;
-            by default, and outside of the layers, the norms of the task vectors in the tensor.
 
     Raises:
         UserError: a weight is NaN or infinite.
@@ -209,9 +195,7 @@ def measure_conflicts(
         ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool,
     ):
         # In the tensors' order, as the sums' last bits depend on it.
-        futures = [
-            pool.submit(_measure, tensor, memory // (count + 1), _of_layer(importances, tensor)) for tensor in tensors
-        ]
+        futures = [pool.submit(_measure, tensor, memory // (count + 1)) for tensor in tensors]
         results = []
         for tensor, future in zip(tensors, futures, strict=True):
             results.append(future.result())
@@ -230,55 +214,40 @@ def measure_conflicts(
     return ConflictReport(names, first.base.source.name, overall, layers, plan.recipe.align != "none")
 
 
-def _of_layer(importances: Sequence[Sequence[float]] | None, tensor: TensorPlan) -> Sequence[float] | None:
-    layer = layer_of(tensor.name)
-    return None if importances is None or layer is None else importances[layer]
-
-
-def _measure(tensor: TensorPlan, memory: int, importance: Sequence[float] | None) -> TensorConflicts:
+def _measure(tensor: TensorPlan, memory: int) -> TensorConflicts:
     group = TensorGroup(tensor.name, tensor.inputs, tensor.base, Arena(memory), task_vectors=True)
     group.hold()
     models = group.models
     limits = group.kth_largest([LARGE] * models)
-    shares = _shares(np.sqrt(group.gram().diagonal()) if importance is None else np.array(importance))
     resolutions: dict[str, Callable[[Tensor], Tensor]] = {
         "average": lambda values: values.mean(0),
         "zero": lambda values: values.mean(0).mul_(_agreement(values)),
-        "magnitude": lambda values: _resolved(values, _largest(values)),
-        "importance": lambda values: _resolved(values, torch.tensordot(shares, values, dims=1)),
+        "magnitude": lambda values: torch.where(_agreement(values).bool(), values.mean(0), _largest(values)),
         "ties": lambda values: _trimmed(values, limits),
     }
-    opposed, large = np.zeros((models, models), np.int64), np.zeros((models, models), np.int64)
+    opposed = np.zeros((models, models), np.int64)
     weights = np.zeros((2, models, models))
     total, base, along = np.zeros(2), 0.0, np.zeros(models)
     gram = np.zeros((models, models))
     kept = {name: np.zeros(models + 1) for name in RESOLUTIONS}
-    sketches: list[Tensor] = []
-    probe = _probe(group)
     for block in group.blocks():
         values = block.values.flatten(1)
         gram += (values @ values.T).double().numpy()
         total += [float(values.sum(0).abs_().sum()), float(values.abs().sum())]
         base += float(_base(block).square().sum())
         along += (values @ _base(block).flatten()).double().numpy()
-        is_large = [((row.abs() >= limit) & (row != 0)).numpy() for row, limit in zip(values, limits, strict=True)]
-        large += np.diag([np.count_nonzero(mask) for mask in is_large])
         for first, second in combinations(range(models), 2):
             product = (values[first] * values[second]).numpy()
             opposed[first, second] += np.count_nonzero(product < 0)
-            large[first, second] += np.count_nonzero((product < 0) & is_large[first] & is_large[second])
             magnitudes = np.sqrt(np.abs(product))
             weights[1, first, second] += magnitudes.sum(dtype=np.float64)
             weights[0, first, second] += magnitudes[product < 0].sum(dtype=np.float64)
         for name, resolve in resolutions.items():
             merged = resolve(values)
             kept[name] += [*(values @ merged).tolist(), float(merged.square().sum())]
-        if probe is not None:
-            sketches.append(block.values @ probe)
     likeness = np.zeros((models, 3))
     if group.rows > 1:
         likeness = np.stack([base + along, base + 2 * along + gram.diagonal(), np.full(models, base)], axis=1)
-    overlap = np.zeros((models, models)) if probe is None else _subspace_overlap(torch.cat(sketches, dim=1))
     return TensorConflicts(
         group.elements,
         gram,
@@ -286,12 +255,9 @@ def _measure(tensor: TensorPlan, memory: int, importance: Sequence[float] | None
         weights[0],
         weights[1],
         total,
-        large,
         base,
         likeness,
         kept,
-        overlap * group.elements,
-        group.elements if probe is not None else 0,
     )
 
 
@@ -306,17 +272,6 @@ def _agreement(values: Tensor) -> Tensor:
     return (signs.amax(0) - signs.amin(0)).lt_(2)
 
 
-def _resolved(values: Tensor, conflict: Tensor) -> Tensor:
-    """Returns the mean where no two models' signs oppose, and ``conflict`` elsewhere, as `resolve_conflicts` does."""
-    return torch.where(_agreement(values).bool(), values.mean(0), conflict)
-
-
-def _shares(importance: np.ndarray) -> Tensor:
-    total = importance.sum()
-    shares = importance / total if total > 0 else np.full(len(importance), 1 / len(importance))
-    return torch.from_numpy(shares).float()
-
-
 def _largest(values: Tensor) -> Tensor:
     """Returns of each element the value of the largest magnitude; the first model's in a draw."""
     high, low = values.amax(0), values.amin(0)
@@ -329,23 +284,3 @@ def _trimmed(values: Tensor, limits: Sequence[float]) -> Tensor:
     for row, limit in zip(copy, limits, strict=True):
         keep_from(row, limit)
     return elect_and_add(copy, (1.0,) * len(copy), "weighted", True)
-
-
-def _probe(group: TensorGroup) -> Tensor | None:
-    """Returns random directions of the input, float32 [columns, rank]; None for what is no matrix."""
-    if group.rows < 2 * RANK or group.columns < 2 * RANK:
-        return None
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(group.columns, RANK, generator=generator)
-
-
-def _subspace_overlap(sketches: Tensor) -> np.ndarray:
-    """Returns the mean squared cosine of the principal angles between the models' leading output directions.
-
-    A task vector times random directions spans about its leading left singular vectors (Halko et al. 2011).
-
-    Args:
-        sketches: float32 [models, rows, rank].
-    """
-    bases = torch.linalg.qr(sketches.double()).Q
-    return np.array([[float((a.T @ b).square().sum()) / RANK for b in bases] for a in bases])

@@ -1,4 +1,4 @@
-"""Measures on records how much a model needs each of its parts: by ablation, by gradient, or by activations alone."""
+"""Measures on records how much a model needs each of its parts: by gradient, or by activations alone."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from posttrain.models.chat import TokenizedExample
 from posttrain.models.language_model import LanguageModel
-from posttrain.models.likelihood import sequence_log_likelihoods
 from posttrain.models.shape import decoder_layers
 from posttrain.store.errors import UserError
 from posttrain.store.progress import progress_bar
@@ -32,33 +31,6 @@ class Importance:
     layers: np.ndarray
     heads: np.ndarray
     tokens: np.ndarray
-
-
-def importance_by_ablation(lm: LanguageModel, examples: Sequence[TokenizedExample]) -> Importance:
-    """Measures by how much the loss grows without a layer or head; negative where it falls.
-
-    A layer without effect gives its input on; a head without effect has an output of zero. It takes a forward pass
-    over all records for each layer and each head.
-
-    Raises:
-        UserError: the model's layers or heads are not known here.
-    """
-    layers = _layers(lm)
-    before, tokens = sequence_log_likelihoods(lm, examples)
-    heads = _head_count(lm)
-    by_layer = np.zeros((len(examples), len(layers)))
-    by_head = np.zeros((len(examples), len(layers), heads))
-    with progress_bar("ablating heads", len(layers) * (1 + heads), "passes") as advance:
-        for number, layer in enumerate(layers):
-            with _hooked(layer.register_forward_hook(_give_input, with_kwargs=True)):
-                by_layer[:, number] = before - sequence_log_likelihoods(lm, examples)[0]
-            advance(1)
-            projection = _output_projection(layer, lm)
-            for head in range(heads):
-                with _hooked(projection.register_forward_pre_hook(_zero_head(head, heads))):
-                    by_head[:, number, head] = before - sequence_log_likelihoods(lm, examples)[0]
-                advance(1)
-    return Importance(by_layer, by_head, tokens)
 
 
 def importance_by_gradient(lm: LanguageModel, examples: Sequence[TokenizedExample]) -> Importance:
@@ -264,20 +236,6 @@ def _down_projection(layer: nn.Module, lm: LanguageModel) -> nn.Linear:
 def _hidden_states(args: Any, kwargs: Any) -> Tensor:
     hidden: Tensor = args[0] if args else kwargs["hidden_states"]
     return hidden
-
-
-def _give_input(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-    hidden = _hidden_states(args, kwargs)
-    return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
-
-
-def _zero_head(head: int, heads: int) -> Callable[[nn.Module, Any], Any]:
-    def zero(module: nn.Module, args: Any) -> Any:
-        outputs = args[0].unflatten(-1, (heads, -1)).clone()
-        outputs[..., head, :] = 0
-        return (outputs.flatten(-2), *args[1:])
-
-    return zero
 
 
 def _require_gradient(module: nn.Module, args: Any, output: Tensor) -> Tensor:

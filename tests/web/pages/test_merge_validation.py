@@ -83,8 +83,8 @@ def test_the_page_has_the_section_where_something_was_measured(validation: Valid
     page = render_page(
         "merge_report.html",
         **{"headline": (), "sentence": "", "warnings": [], "models": "", "base": "", "created": ""},
-        **dict.fromkeys(("pairs", "norms", "kept", "commands", "layers", "barriers", "importances"), empty),
-        **{"charts": (), "losses": None, "importance": None},
+        **dict.fromkeys(("pairs", "norms", "kept", "commands", "layers"), empty),
+        charts=(),
         validation=validation_view(validation) if validation else None,
     )
     shown = unescape(re.sub("<[^>]+>", " ", page[page.index("<main") : page.index("</main>")]))

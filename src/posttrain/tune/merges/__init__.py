@@ -1,1 +1,1 @@
-"""Measures and searches merges of models on records: conflicts, barriers, importance, validation, numbers."""
+"""Measures and searches merges of models on records: importance, validation, and the search of a recipe's numbers."""
