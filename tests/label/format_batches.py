@@ -36,7 +36,7 @@ def fill(queue: Queue, kind: str) -> None:
     ]
     queue.add_batch("batch", kind, items, labels=labels, gold=[NewItem("gold", content, expected=second)])
     ids = {item.record: item.id for item in queue.items("batch")}
-    queue.answer(ids["r0"], "ana", first, seconds=0.0, note="sure", position=0)
+    queue.answer(ids["r0"], "ana", first, seconds=0.0, note="sure")
     queue.answer(ids["r1"], "Zoë 李", second, seconds=2.5)
     queue.skip(ids["r2"], "ana", "I cannot tell")
     queue.flag(ids["r3"], "ana", "odd")

@@ -114,7 +114,7 @@ class BatchContract(QueueFixtures):
         task = q.next("anna")
         assert task is not None
         clock.forward(0.5)
-        q.answer(task.item, "anna", "cash", position=1)
+        q.answer(task.item, "anna", "cash")
         q.answer(2, "model-1", "loan", confidence=0.75, seconds=0.1)
         q.skip(3, "anna")
         q.resolve(2, "root", "card")
@@ -123,7 +123,7 @@ class BatchContract(QueueFixtures):
         first, second = table.to_pylist()
         assert first == {
             **{"item": 1, "record": "r0", "batch": "b", "annotator": "anna", "answer": "cash", "expected": None},
-            **{"resolution": "cash", "resolved_by": "single", "suggestion": None, "planted": False, "position": 1},
+            **{"resolution": "cash", "resolved_by": "single", "suggestion": None, "planted": False},
             **{"seconds": 30.0, "confidence": None, "checked": False, "guideline": 1, "created_at": clock()},
             "deciding": False,
         }

@@ -16,7 +16,7 @@ def answer_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     filled = [
         {
             **{"item": 0, "record": "r", "batch": "b", "annotator": "anna", "answer": "x", "expected": None},
-            **{"resolution": None, "resolved_by": None, "suggestion": None, "planted": False, "position": None},
+            **{"resolution": None, "resolved_by": None, "suggestion": None, "planted": False},
             **{"seconds": None, "confidence": None, "checked": False, "deciding": False, "guideline": 1},
             "created_at": START + timedelta(minutes=number),
             **row,

@@ -3,11 +3,11 @@
 from datetime import timedelta
 
 import numpy as np
+from simulated_team import SimulatedAnnotator, TeamSettings, simulate_answers
 from sqlalchemy import select
 
 from posttrain.label.queue import Queue
 from posttrain.label.queue_rows import NewItem
-from posttrain.label.simulation import SimulatedAnnotator, TeamSettings, simulate_answers
 from posttrain.store.database import utc_now
 from posttrain.store.label_tables import label_answers, label_items
 from posttrain.store.workspace import Workspace
@@ -26,7 +26,7 @@ def add_answers(store: Workspace, items: int = 300, name: str = "round-2") -> No
         SimulatedAnnotator("chloe", 0.88, confusion, seconds=4, suggestion_bias=0.75),
         SimulatedAnnotator("rosa", 0.9, confusion, seconds=11),
     ]
-    settings = TeamSettings(overlap=2, gold_rate=0.15, suggestion_rate=0.6, planted_rate=0.2, shuffled=True)
+    settings = TeamSettings(overlap=2, gold_rate=0.15, suggestion_rate=0.6, planted_rate=0.2)
     answers = simulate_answers(team, truth, settings, started_at=utc_now() - timedelta(hours=3)).to_pylist()
     gold = {row["item"] for row in answers if row["expected"] is not None}
     queue = Queue(store.metadata)
@@ -58,6 +58,6 @@ def add_answers(store: Workspace, items: int = 300, name: str = "round-2") -> No
 def _row(row: dict, ids: dict[str, int]) -> dict:
     suggestion = None if row["suggestion"] is None else {"answer": row["suggestion"], "planted": row["planted"]}
     return {
-        **{name: row[name] for name in ("annotator", "answer", "seconds", "position", "guideline", "created_at")},
+        **{name: row[name] for name in ("annotator", "answer", "seconds", "guideline", "created_at")},
         **{"item": ids[row["record"]], "status": "answered", "suggestion": suggestion},
     }

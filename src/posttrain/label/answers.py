@@ -29,8 +29,6 @@ ANSWERS = pa.schema(
         # The suggestion as this annotator saw it, and whether it was a planted wrong one.
         pa.field("suggestion", pa.string()),
         pa.field("planted", pa.bool_(), nullable=False),
-        # Index of the answer in the order of the labels shown.
-        pa.field("position", pa.int64()),
         pa.field("seconds", pa.float64()),
         pa.field("confidence", pa.float64()),
         pa.field("checked", pa.bool_(), nullable=False),
@@ -54,7 +52,7 @@ class Votes:
         rows: int64 [N], the row of the table that each vote comes from, ascending.
         items: int64 [U], ids of the items, ascending.
         annotators: Names, sorted.
-        labels: Distinct answers, in the order that `encode_votes` was given, others sorted after them.
+        labels: Distinct answers, sorted.
     """
 
     item: Integers
@@ -71,19 +69,18 @@ class Votes:
         return np.array([-1 if answer is None else index.get(answer, -1) for answer in answers], np.int64)
 
 
-def encode_votes(answers: pa.Table, labels: Sequence[str] = ()) -> Votes:
+def encode_votes(answers: pa.Table) -> Votes:
     """Encodes a table of answers.
 
     Args:
         answers: Table of the schema `ANSWERS`.
-        labels: Labels that come first and keep their order, such as the steps of a rating.
 
     Returns:
         One vote for each annotator and item: of several, the last.
     """
     items, item = np.unique(answers["item"].to_numpy(), return_inverse=True)
-    annotators, annotator = _encode(answers["annotator"].to_pylist(), ())
-    names, label = _encode(answers["answer"].to_pylist(), labels)
+    annotators, annotator = _encode(answers["annotator"].to_pylist())
+    names, label = _encode(answers["answer"].to_pylist())
     # Of two answers to one item the later one counts, as it corrects the earlier.
     key = item * max(len(annotators), 1) + annotator
     _, last = np.unique(key[::-1], return_index=True)
@@ -153,7 +150,7 @@ def mark_deciding(items: Sequence[int], wanted: Mapping[int, int]) -> list[bool]
     return marks
 
 
-def _encode(values: Sequence[str], first: Sequence[str]) -> tuple[tuple[str, ...], Integers]:
-    names = (*dict.fromkeys(first), *sorted(set(values).difference(first)))
+def _encode(values: Sequence[str]) -> tuple[tuple[str, ...], Integers]:
+    names = tuple(sorted(set(values)))
     index = {name: at for at, name in enumerate(names)}
     return names, np.array([index[value] for value in values], np.int64)

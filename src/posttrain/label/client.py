@@ -65,7 +65,6 @@ class LabelClient(AbstractContextManager["LabelClient"]):
         *,
         note: str | None = None,
         seconds: float | None = None,
-        position: int | None = None,
     ) -> int:
         """Stores an answer; returns its id once it is on the server's disk.
 
@@ -74,13 +73,12 @@ class LabelClient(AbstractContextManager["LabelClient"]):
             answer: The answer, as the item's kind takes it.
             note: A remark.
             seconds: Time from showing the item to the answer; None: since it was leased.
-            position: Index of the answer in the order of the labels shown.
 
         Raises:
             Conflict: the item was decided, given to others, or answered differently by the account.
             UserError: the answer does not fit the item.
         """
-        body = {"answer": answer, "note": note, "seconds": seconds, "position": position}
+        body = {"answer": answer, "note": note, "seconds": seconds}
         return int(self._call("POST", f"/items/{item}/answer", body)["answer_id"])
 
     def skip(self, item: int, reason: str | None = None) -> None:

@@ -42,7 +42,6 @@ class Queue(LeaseQueries):
         *,
         note: str | None = None,
         seconds: float | None = None,
-        position: int | None = None,
         confidence: float | None = None,
     ) -> Receipt:
         """Stores an answer, and decides the item if it was the last one wanted.
@@ -55,7 +54,6 @@ class Queue(LeaseQueries):
             answer: The answer, as its kind takes it.
             note: A remark.
             seconds: Time from showing the item to the answer; None: since its lease began, if there is one.
-            position: Index of the answer in the order of the labels shown.
             confidence: Confidence of a model's answer, 0 to 1; None for people.
 
         Raises:
@@ -64,7 +62,7 @@ class Queue(LeaseQueries):
             UserError: the answer does not fit the item.
         """
         values = {"status": "answered", "answer": answer, "note": note, "seconds": seconds}
-        return self._submit(item, annotator, values | {"position": position, "confidence": confidence})
+        return self._submit(item, annotator, values | {"confidence": confidence})
 
     def skip(self, item: int, annotator: str, reason: str | None = None, *, seconds: float | None = None) -> Receipt:
         """Leaves an item to others; he is not shown it again. An item that many skip goes to review.
@@ -211,8 +209,7 @@ class Queue(LeaseQueries):
             "guideline": row["guideline"],
             "created_at": now,
         }
-        rest = {"item": row["id"], "position": values.get("position")}
-        return GivenAnswer(id=self.metadata.insert_row(label_answers, answer | rest)["id"], **answer)
+        return GivenAnswer(id=self.metadata.insert_row(label_answers, answer | {"item": row["id"]})["id"], **answer)
 
     def _was_undone(self, connection: Connection, item: int, annotator: str) -> bool:
         undone = label_answers.c.undone_at.is_not(None)

@@ -31,7 +31,7 @@ _TEAM_CHECK = 0.05  # share of checked items where two people have accounts
 
 # Columns of the table of answers that are read as they are.
 _PLAIN_COLUMNS = (
-    *("item", "record", "batch", "annotator", "position", "seconds", "confidence", "checked", "guideline"),
+    *("item", "record", "batch", "annotator", "seconds", "confidence", "checked", "guideline"),
     "created_at",
 )
 
@@ -213,7 +213,7 @@ class BatchQueries:
         query = (
             select(
                 *(answer.item, item.record, item.batch, answer.annotator, answer.answer, item.expected),
-                *(item.resolution, answer.suggestion, answer.position, answer.seconds, answer.confidence),
+                *(item.resolution, answer.suggestion, answer.seconds, answer.confidence),
                 *(item.checked, answer.guideline, answer.created_at, label_batches.c.kind, label_batches.c.settings),
             )
             .join(label_items, answer.item == item.id)
@@ -359,7 +359,7 @@ def newest_guideline() -> Any:
 
 def given_answer(row: RowMapping) -> GivenAnswer:
     """Returns an answer from its row."""
-    internal = ("item", "position", "undone_at")
+    internal = ("item", "undone_at")
     return GivenAnswer(**{name: value for name, value in row.items() if name not in internal})
 
 

@@ -141,8 +141,6 @@ label_answers = Table(
     Column("seconds", Float),
     # The suggested answer as this annotator saw it, which may be planted; NULL where none was shown.
     json_column("suggestion", nullable=True),
-    # Index of the answer in the order of the labels shown; NULL where unknown or open-ended.
-    Column("position", Integer),
     # Confidence of a model's answer; NULL for people.
     Column("confidence", Float),
     # The guideline's version that it was given under; 0 before there was one.

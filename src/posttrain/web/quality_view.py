@@ -42,7 +42,6 @@ class QualityView:
     time: Chart | None
     drift: Chart | None
     suggestions: Table
-    positions: Table
     alarms: list[Json]
 
 
@@ -62,9 +61,8 @@ def quality_view(report: Json, translate: Translator) -> QualityView:
         confusions=_confusions(report["annotators"], translate),
         work=_work(report["work"], translate),
         time=_time_chart(report["work"], translate("quality.time_chart")),
-        drift=_drift_chart(behaviour["charts"], translate),
+        drift=_drift_chart(behaviour["errors"], translate),
         suggestions=_suggestions(behaviour["suggestions"], translate),
-        positions=_positions(behaviour["positions"], translate),
         alarms=[{**alarm, "sentence": translate.line(alarm["sentence"])} for alarm in report["alarms"]],
     )
 
@@ -238,17 +236,13 @@ def _time_chart(work: list[Json], title: str) -> Chart | None:
     return bars(rows[:_CLASSES], title)
 
 
-def _drift_chart(charts: Json, translate: Translator) -> Chart | None:
-    """Draws each annotator's chart of errors as a share of the value from which on it alarms."""
-    # Those nearest to an alarm: more curves could not be told apart.
-    nearest = sorted(charts.items(), key=lambda entry: -max(entry[1]["values"]) / entry[1]["threshold"])[:_CHARTS]
+def _drift_chart(errors: Mapping[str, list[float]], translate: Translator) -> Chart | None:
+    """Draws each annotator's share of errors among the latest known items."""
+    # Those with the most errors now: more curves could not be told apart.
+    worst = sorted(errors.items(), key=lambda entry: -entry[1][-1])[:_CHARTS]
     runs = [
-        (
-            name,
-            np.arange(1, len(chart["values"]) + 1, dtype=np.float64) + chart["reference"],
-            np.asarray(chart["values"], np.float64) / chart["threshold"],
-        )
-        for name, chart in nearest
+        (name, np.arange(1, len(values) + 1, dtype=np.float64), np.asarray(values, np.float64))
+        for name, values in worst
     ]
     style = CurveStyle(lambda value: f"{100 * value:.0f}%", mean=False, unit=(100, "%"))
     chart = compared_curves(runs, translate("quality.drift_chart"), style, axis=translate("quality.known_item"))
@@ -267,15 +261,6 @@ def _suggestions(suggestions: Json, translate: Translator) -> Table:
     ]
     keys = ("person", "planted", "interval", "accepted")
     return tuple(translate(f"quality.{key}") for key in keys), rows
-
-
-def _positions(positions: Json, translate: Translator) -> Table:
-    width = min(max((len(counts) for counts in positions.values()), default=0), 10)
-    rows: list[tuple[str, ...]] = []
-    for name, counts in positions.items():
-        total = sum(counts) or 1
-        rows.append((name, *(_percent((counts[at] if at < len(counts) else 0) / total) for at in range(width))))
-    return (translate("quality.person"), *(str(at + 1) for at in range(width))), rows
 
 
 def _scale(name: str) -> int:

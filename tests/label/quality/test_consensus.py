@@ -7,7 +7,7 @@ from crowdkit.aggregation import DawidSkene as CrowdKit
 from vote_tables import votes_of
 
 from posttrain.label.answers import Votes
-from posttrain.label.quality.consensus import dawid_skene, gold_labels, majority, pair_reference, reference_labels
+from posttrain.label.quality.consensus import dawid_skene, gold_labels, majority, reference_labels
 from posttrain.store.errors import UserError
 
 
@@ -123,12 +123,3 @@ def test_a_reference_never_contains_the_answers_that_are_compared_with_it() -> N
     assert by_vote["a", 0] == "-"
     assert by_vote["c", 0] == "x"
     assert by_vote["d", 1] == "y"
-    items, x, y = np.array([0, 1]), np.array([0, 1]), np.array([0, 1])
-    # Besides `a` and `b` only `c` answered item 0, and one is no reference; item 1 has `c` and `d`, who differ.
-    assert pair_reference(votes, expected, items, x, y).tolist() == [-1, -1]
-    # On item 2 `c` and `b` agree with each other, and `a` differs; with `a` and `b` alike, all three would agree.
-    last, index = np.array([2]), votes.labels.index("y")
-    assert pair_reference(votes, expected, last, np.array([1 - index]), np.array([index])).tolist() == [-1]
-    agreeing = votes_of({"a": "y", "b": "y", "c": "y"})
-    nothing = np.array([-1])
-    assert pair_reference(agreeing, nothing, np.array([0]), np.array([0]), np.array([0])).tolist() == [0]

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from queues import LABELS, Clock, add_accounts
+from simulated_team import SimulatedAnnotator, SimulatedItem
 
 from posttrain.label.quality.config import Price, QualityConfig
 from posttrain.label.quality.queue_report import queue_values, report_on_queue
 from posttrain.label.queue import Queue
 from posttrain.label.queue_rows import NewItem, QueueConfig
-from posttrain.label.simulation import SimulatedAnnotator, SimulatedItem
 from posttrain.store.metadata import Metadata
 
 
@@ -99,6 +99,6 @@ def test_who_prefers_the_first_of_two_answers_is_named_where_their_order_is_chan
         answer = int(count // 2 % period == 0)
         task = queue.next(name)
         assert task is not None
-        queue.answer(task.item, name, answer, seconds=5.0, position=answer)
+        queue.answer(task.item, name, answer, seconds=5.0)
     # In an imported file the first one may be the better model's.
     assert alarm_kinds(queue) == ({("position_bias", "anna")} if round else set())

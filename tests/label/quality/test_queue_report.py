@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_team import LABELS, add_answers
+from sample_team import add_answers
 
 from posttrain.label.quality import queue_report
 from posttrain.label.quality.queue_report import QueueReports
@@ -30,15 +30,14 @@ def test_a_report_counts_what_each_person_accepts_and_chooses(queue: Any) -> Non
         accepted = sum(row["answer"] == row["suggestion"] for row in planted)
         rate = behaviour["suggestions"][name]["planted"]
         assert (rate["count"], rate["n"]) == (accepted, len(planted))
-        assert sum(behaviour["positions"][name]) == len(mine)
-        assert len(behaviour["positions"][name]) <= len(LABELS)
-    assert all(chart["threshold"] > 0 and chart["values"] for chart in behaviour["charts"].values())
+    assert behaviour["errors"]
+    assert all(0 <= share <= 1 for shares in behaviour["errors"].values() for share in shares)
 
 
 def test_an_empty_queue_has_an_empty_report(tmp_path: Path) -> None:
     with Workspace.create(tmp_path / "empty") as store:
         report = QueueReports(Queue(store.metadata)).get()
-        assert report["behaviour"] == {"suggestions": {}, "positions": {}, "charts": {}}
+        assert report["behaviour"] == {"suggestions": {}, "errors": {}}
         with pytest.raises(NotFound):
             QueueReports(Queue(store.metadata)).get("nothing")
 

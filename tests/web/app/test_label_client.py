@@ -119,7 +119,7 @@ def test_a_program_labels_a_batch(client: LabelClient, server: Any, batch: Any) 
     again = client.next_item()
     assert again is not None
     assert again.item == first.item
-    id = client.answer(first.item, "card", seconds=1.5, position=0)
+    id = client.answer(first.item, "card", seconds=1.5)
     assert client.answer(first.item, "card") == id
     undone = client.undo(first.item)
     assert undone is not None

@@ -103,7 +103,6 @@ def _is_answer(answer: PortableAnswer) -> bool:
         and isinstance(details.get("note", ""), str)
         and _is_number(details.get("seconds", 0))
         and _is_number(details.get("confidence", 0))
-        and type(details.get("position", 0)) is int
         and type(details.get("guideline", 0)) is int
         and isinstance(details.get("suggestion", {}), Mapping)
     )

@@ -263,7 +263,7 @@ def _answer_row(item: int, answer: PortableAnswer) -> dict[str, Any]:
 
 
 def _given_answer(id: int, row: Mapping[str, Any]) -> GivenAnswer:
-    return GivenAnswer(id=id, **{name: value for name, value in row.items() if name not in ("item", "position")})
+    return GivenAnswer(id=id, **{name: value for name, value in row.items() if name != "item"})
 
 
 def _chunks(items: Iterable[tuple[str, PortableItem]]) -> Iterator[list[tuple[str, PortableItem]]]:

@@ -14,7 +14,7 @@ from posttrain.store.errors import UserError
 TEXT_KEYS = ("text", "prompt", "question", "content", "message", "instruction", "body")
 """Names under which tools and people keep the text to label, best first."""
 
-ANSWER_COLUMNS = ("note", "seconds", "suggestion", "position", "confidence", "guideline")
+ANSWER_COLUMNS = ("note", "seconds", "suggestion", "confidence", "guideline")
 """Columns of `label_answers` in the details of an answer, next to ``created_at``."""
 
 _LONGEST_LABEL = 80

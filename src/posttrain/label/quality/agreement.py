@@ -5,20 +5,13 @@ R. J. Light (Psychological Bulletin 76, 1971), the mean of Cohen's kappa over pa
 Bulletin 76, 1971); K. Krippendorff, Computing Krippendorff's Alpha-Reliability (2011); A. Zapf et al. (BMC Medical
 Research Methodology 16, 2016), bootstrap over items."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from scipy import sparse
 
 from posttrain.label.answers import Floats, Integers, Votes, shared_items
-from posttrain.store.errors import UserError
-
-Level = Literal["nominal", "ordinal", "interval"]
-
-MAX_RATINGS = 100
-"""Distinct ratings of an ordinal or interval scale, at most: their coincidences are a matrix for each draw."""
 
 _BLOCK = 20_000_000  # weights of items held in memory at a time
 _LEAST_SHARED = 10  # items that a pair shares, from which on it gets an interval
@@ -93,7 +86,7 @@ class Agreement:
         percent: Share of equal pairs.
         cohen: Cohen's kappa, the mean over pairs of annotators weighted by the items that they share.
         fleiss: Fleiss' kappa; items may have different numbers of answers.
-        alpha: Krippendorff's alpha on the level asked for.
+        alpha: Krippendorff's alpha.
         by_class: In the order of the labels.
         by_pair: Pairs that share an item, most items first.
     """
@@ -110,22 +103,16 @@ class Agreement:
     by_pair: tuple[PairAgreement, ...]
 
 
-def measure_agreement(
-    votes: Votes, *, level: Level = "nominal", draws: int = 1000, seed: int = 0, coverage: float = 0.95
-) -> Agreement:
+def measure_agreement(votes: Votes, *, draws: int = 1000, seed: int = 0, coverage: float = 0.95) -> Agreement:
     """Measures the agreement of all annotators, on each class, and of each pair.
 
     Args:
         votes: The answers.
-        level: Scale of the overall alpha. ``ordinal`` takes the labels in their order, ``interval`` as numbers.
         draws: Bootstrap samples of the items.
         seed: Seed of the draws.
         coverage: Coverage of the intervals, between 0 and 1.
-
-    Raises:
-        UserError: a label is not a number on the interval level, or there are more than `MAX_RATINGS` ratings.
     """
-    units = _Units.build(votes, level)
+    units = _Units.build(votes)
     pairs = _pairs(votes, units)
     point = _Statistics.compute(units, pairs, np.ones((1, units.items)))
     samples = [_Statistics.compute(units, pairs, weights) for weights in _weights(units.items, draws, seed)]
@@ -171,13 +158,9 @@ def measure_agreement(
     )
 
 
-def krippendorff_alpha(votes: Votes, level: Level = "nominal") -> float:
-    """Computes Krippendorff's alpha; NaN if fewer than two different labels are on items with several answers.
-
-    Raises:
-        UserError: as `measure_agreement`.
-    """
-    units = _Units.build(votes, level)
+def krippendorff_alpha(votes: Votes) -> float:
+    """Computes Krippendorff's alpha; NaN if fewer than two different labels are on items with several answers."""
+    units = _Units.build(votes)
     return float(_alpha(units, np.ones((1, units.items)))[0])
 
 
@@ -192,19 +175,14 @@ class _Units:
         diagonal: sparse [U, C], each item's share of the coincidences o_cc.
         pairs_agreed: float64 [U].
         pairs: float64 [U].
-        coincidences: sparse [U, C * C]; None on the nominal level, which needs the diagonal only.
-        values: float64 [C] on the interval level.
     """
 
-    level: Level
     kept: Integers
     sizes: Floats
     counts: sparse.csr_array
     diagonal: sparse.csr_array
     pairs_agreed: Floats
     pairs: Floats
-    coincidences: sparse.csr_array | None
-    values: Floats | None
 
     @property
     def items(self) -> int:
@@ -215,11 +193,8 @@ class _Units:
         return int(self.counts.shape[1])
 
     @classmethod
-    def build(cls, votes: Votes, level: Level) -> "_Units":
+    def build(cls, votes: Votes) -> "_Units":
         classes = len(votes.labels)
-        if level != "nominal" and classes > MAX_RATINGS:
-            raise UserError(f"{classes} different answers are no {level} scale of at most {MAX_RATINGS} steps")
-        values = _numbers(votes.labels) if level == "interval" else None
         sizes = np.bincount(votes.item, minlength=len(votes.items))
         kept = np.flatnonzero(sizes >= 2)
         shape = (len(votes.items), classes)
@@ -229,33 +204,8 @@ class _Units:
         same = counts.copy()
         same.data = same.data * (same.data - 1)
         diagonal = sparse.csr_array(sparse.diags_array(1 / (m - 1)) @ same) if len(kept) else same
-        coincidences = None if level == "nominal" else _coincidences(counts, m)
         agreed = np.asarray(same.sum(axis=1)).ravel() / 2
-        return cls(level, kept, m, counts, diagonal, agreed, m * (m - 1) / 2, coincidences, values)
-
-
-def _coincidences(counts: sparse.csr_array, sizes: Floats) -> sparse.csr_array:
-    """Returns each item's coincidences, sparse [U, C * C]: n_c (n_k - [c = k]) / (m - 1)."""
-    classes = counts.shape[1]
-    rows, columns, data = [], [], []
-    for unit in range(counts.shape[0]):
-        start, stop = counts.indptr[unit : unit + 2]
-        labels, number = counts.indices[start:stop], counts.data[start:stop]
-        table = (np.outer(number, number) - np.diag(number)) / (sizes[unit] - 1)
-        rows.append(np.full(table.size, unit))
-        columns.append((labels[:, None] * classes + labels[None, :]).ravel())
-        data.append(table.ravel())
-    shape = (counts.shape[0], classes * classes)
-    if not rows:
-        return sparse.csr_array(shape)
-    return sparse.csr_array((np.concatenate(data), (np.concatenate(rows), np.concatenate(columns))), shape=shape)
-
-
-def _numbers(labels: Sequence[str]) -> Floats:
-    try:
-        return np.array([float(label) for label in labels], np.float64)
-    except ValueError as error:
-        raise UserError(f"an interval scale needs numbers: {error}") from None
+        return cls(kept, m, counts, diagonal, agreed, m * (m - 1) / 2)
 
 
 @dataclass(frozen=True)
@@ -364,23 +314,11 @@ def _indicators(pair: _Pair) -> sparse.csr_array:
 
 
 def _alpha(units: _Units, weights: Floats) -> Floats:
-    """Returns Krippendorff's alpha for each weighting: 1 - (n - 1) sum o_ck d_ck / sum n_c n_k d_ck."""
+    """Returns Krippendorff's alpha for each weighting: 1 - (n - 1) sum o_ck / sum n_c n_k over different c and k."""
     margins = weights @ units.counts
-    n = margins.sum(axis=1)
+    n, same = margins.sum(axis=1), (weights @ units.diagonal).sum(axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        if units.level == "nominal":
-            same = (weights @ units.diagonal).sum(axis=1)
-            return np.asarray(1 - (n - 1) * (n - same) / (n**2 - (margins**2).sum(axis=1)), np.float64)
-        assert units.coincidences is not None
-        # On the ordinal level d_ck is the squared distance of mid-ranks, which move with every draw.
-        ranks = np.cumsum(margins, axis=1) - margins / 2
-        values = ranks if units.values is None else np.broadcast_to(units.values, margins.shape)
-        values = values - (margins * values).sum(axis=1, keepdims=True) / n[:, None]  # centred, for precision
-        observed = (weights @ units.coincidences).reshape(len(weights), units.classes, units.classes)
-        square = (margins * values**2).sum(axis=1)
-        cross = np.einsum("bck,bc,bk->b", observed, values, values, optimize=True)
-        # Both sums have a factor 2; the centred values sum to 0, so that the expected cross term vanishes.
-        return np.asarray(1 - (n - 1) * (square - cross) / (n * square), np.float64)
+        return np.asarray(1 - (n - 1) * (n - same) / (n**2 - (margins**2).sum(axis=1)), np.float64)
 
 
 def _weights(items: int, draws: int, seed: int) -> Iterator[Floats]:

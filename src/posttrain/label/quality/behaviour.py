@@ -1,20 +1,17 @@
-"""Behaviour that makes answers worthless: bias to suggestions and places, haste, laziness, collusion.
+"""Behaviour that makes answers worthless: bias to suggestions and places, haste, one answer, random ones, new errors.
 
-Every test compares an annotator with the others, as items differ between tasks, and asks for an effect of a size that
-matters besides a small p-value, since a long series of answers makes any difference significant. Each family of tests
-is corrected by Holm's method. What an answer is compared with never contains the answer itself: the gold label, else
-the majority of all others."""
+Every test asks for an effect of a size that matters besides a small p-value, since a long series of answers makes any
+difference significant. Each family of tests is corrected by Holm's method. What an answer is compared with never
+contains the answer itself: the gold label, else the majority of all others."""
 
 from collections.abc import Collection, Mapping
-from itertools import islice
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as compute
 
-from posttrain.label.answers import Integers, SharedItems, Votes, shared_items
+from posttrain.label.answers import Integers, Votes
 from posttrain.label.quality.annotators import Outcomes
-from posttrain.label.quality.consensus import pair_reference
 from posttrain.label.quality.findings import Finding, count_exceeds, holm, share_exceeds, wilson
 
 READING_WORDS = 10.0
@@ -66,58 +63,31 @@ def suggestion_bias(answers: pa.Table, outcomes: Outcomes, rate: float) -> list[
     return _surest(holm(candidates, rate, tests))
 
 
-def position_bias(answers: pa.Table, rate: float, even: Collection[str] = ()) -> list[Finding]:
-    """Finds annotators who choose one place too often, among labels or among candidates.
-
-    Only where each place is right equally often, however skilled an annotator is: among shuffled labels, and candidates
-    in a random order. Where each label has its place, a bias to a place is one to a label; see `one_answer`. An
-    annotator must exceed both the even share and the share that all others have at that place.
+def position_bias(answers: pa.Table, rate: float, even: Collection[str]) -> list[Finding]:
+    """Finds annotators who choose the first or the second of two candidates too often.
 
     Args:
         answers: Table of the schema `posttrain.label.answers.ANSWERS`.
         rate: False-alarm rate.
-        even: Batches whose candidates are in a random order.
+        even: Batches of preferences whose two candidates are in a random order, so that each is as often the better.
     """
-    rows = answers.filter(answers["position"].is_valid())
-    is_even = compute.is_in(rows["batch"], pa.array(list(even), pa.string()))
-    candidates, tests = [], 0
-    for part in (rows.filter(is_even), rows.filter(compute.invert(is_even))):
-        if part.num_rows and (_is_shuffled(part) or part["batch"][0].as_py() in even):
-            findings, number = _preferred_places(part)
-            candidates += findings
-            tests += number
-    return _surest(holm(candidates, rate, tests))
-
-
-def _preferred_places(rows: pa.Table) -> tuple[list[Finding], int]:
-    """Returns the candidates for findings, and the number of tests."""
+    rows = answers.filter(compute.is_in(answers["batch"], pa.array(list(even), pa.string())))
     names = np.array(rows["annotator"].to_pylist(), object)
-    places = rows["position"].to_numpy()
-    number = max(2, int(places.max()) + 1)
+    chosen = np.array(rows["answer"].to_pylist(), object)
     candidates, tests = [], 0
     for name in sorted(set(names)):
-        own, others = (np.bincount(places[part], minlength=number) for part in (names == name, names != name))
-        if own.sum() < LEAST_EVIDENCE:
+        counts = [int((chosen[names == name] == place).sum()) for place in ("0", "1")]
+        n, most = sum(counts), max(counts)
+        if n < LEAST_EVIDENCE:
             continue
-        at = int(own.argmax())
-        even = max(1 / number, others[at] / others.sum() if others.sum() else 0.0)
-        share, threshold = own[at] / own.sum(), even + 0.1
-        tests += number
-        if share >= threshold:
-            sentence = (
-                f"{name} chose place {at + 1} of {number} in {share:.0%} of {own.sum()} answers, where {even:.0%} is "
-                "expected"
-            )
-            p_value = count_exceeds(int(own[at]), int(own.sum()), even)
-            candidates.append(
-                Finding("position_bias", (name,), float(share), threshold, int(own.sum()), p_value, sentence)
-            )
-    return candidates, tests
-
-
-def _is_shuffled(rows: pa.Table) -> bool:
-    pairs = set(zip(rows["answer"].to_pylist(), rows["position"].to_pylist(), strict=True))
-    return len(pairs) > len({label for label, _ in pairs})
+        tests += 2
+        if most / n >= 0.6:
+            sentence = f"{name} chose the first of two answers in {most / n:.0%} of {n}, where 50% is expected"
+            if counts[1] == most:
+                sentence = sentence.replace("the first", "the second")
+            p_value = count_exceeds(most, n, 0.5)
+            candidates.append(Finding("position_bias", (name,), most / n, 0.6, n, p_value, sentence))
+    return holm(candidates, rate, tests)
 
 
 def haste(
@@ -235,102 +205,26 @@ def random_answers(votes: Votes, reference: Integers, rate: float) -> list[Findi
     return holm(candidates, rate, len(enough))
 
 
-def repeated_answers(votes: Votes, reference: Integers, rate: float) -> list[Finding]:
-    """Finds annotators who repeat their last answer where it is wrong.
-
-    The control is how often they give that label on all items where it is wrong, as somebody who prefers a label, or
-    clicks at random, repeats it by chance; or how often the others repeat themselves, if that is more.
-    """
-    given, asked = _wrong_labels(votes, reference)
-    repeats, changes, usual = [], [], []
-    for index in range(len(votes.annotators)):
-        by_annotator = np.flatnonzero(votes.annotator == index)
-        before, after = by_annotator[:-1], by_annotator[1:]
-        changed = (reference[after] >= 0) & (votes.label[before] != reference[after])
-        last = votes.label[before][changed]
-        repeats.append(int((last == votes.label[after][changed]).sum()))
-        changes.append(len(last))
-        usual.append(float((given[index, last] / np.maximum(asked[index, last], 1)).mean()) if len(last) else 0.0)
+def new_errors(answers: pa.Table, outcomes: Outcomes, rate: float) -> list[Finding]:
+    """Finds annotators who err more on the latest third of the items whose answer is known than on those before."""
+    names = np.array(answers["annotator"].take(outcomes.row).to_pylist(), object)
     candidates, tests = [], 0
-    for index, name in enumerate(votes.annotators):
-        n, others = changes[index], sum(changes) - changes[index]
-        if n < LEAST_EVIDENCE or not others:
+    for name in sorted(set(names)):
+        right = outcomes.right[names == name]
+        before, after = np.split(right, [len(right) - len(right) // 3])
+        if len(after) < LEAST_EVIDENCE:
             continue
         tests += 1
-        chance = max(usual[index], (sum(repeats) - repeats[index]) / others)
-        share = repeats[index] / n
-        if share >= chance + 0.1:
+        errors, usual = int((~after).sum()), int((~before).sum())
+        value, threshold = errors / len(after), usual / len(before) + 0.1
+        if value >= threshold:
             sentence = (
-                f"{name} repeated the last answer on {share:.0%} of {n} items where it is wrong, and {chance:.0%} is "
-                "expected"
+                f"{name} had {before.mean():.0%} of {len(before)} known items right, and {after.mean():.0%} of the "
+                f"latest {len(after)}"
             )
-            p_value = count_exceeds(repeats[index], n, chance)
-            candidates.append(Finding("repeats", (name,), share, chance + 0.1, n, p_value, sentence))
+            p_value = share_exceeds(errors, len(after), usual, len(before))
+            candidates.append(Finding("new_errors", (name,), value, threshold, len(right), p_value, sentence))
     return holm(candidates, rate, tests)
-
-
-def collusion(votes: Votes, expected: Integers, rate: float) -> list[Finding]:
-    """Finds pairs who give the same wrong answer far more often than their errors explain.
-
-    Two annotators who err on their own with rates e and f give the same wrong answer to about e f r of their items,
-    where r is above the share of one wrong label as some items mislead everybody. How far above is taken from all other
-    pairs. The items are those with a gold label, or with a majority of annotators besides the two.
-
-    Args:
-        votes: The answers.
-        expected: int64 [U] of `posttrain.label.quality.consensus.gold_labels`.
-        rate: False-alarm rate.
-    """
-    pairs: list[tuple[int, int, int, int, float, int]] = []
-    shared = shared_items(votes, LEAST_EVIDENCE)
-    # A hundred at once: of a large team there are thousands, and each has few items.
-    while block := list(islice(shared, 100)):
-        pairs += _same_errors(votes, expected, block)
-    total_same, total_explained = sum(pair[3] for pair in pairs), sum(pair[2] * pair[4] for pair in pairs)
-    candidates = []
-    for first, second, n, same, explained, either in pairs:
-        # At least one: independent errors of a pair never agree more often than both are wrong.
-        lift = (total_same - same + 1) / (total_explained - n * explained + 1)
-        chance = min(0.5, explained * max(1.0, lift))
-        # A third of their errors, besides: some items mislead two of two annotators.
-        if same >= 3 and same >= either / 3 and same / n >= 2 * chance:
-            names = (votes.annotators[first], votes.annotators[second])
-            sentence = (
-                f"{names[0]} and {names[1]} gave the same wrong answer to {same} of {n} items, and their errors "
-                f"explain {n * chance:.1f}"
-            )
-            p_value = count_exceeds(same, n, chance)
-            candidates.append(Finding("collusion", names, same / n, 2 * chance, n, p_value, sentence))
-    return holm(candidates, rate, len(pairs))
-
-
-def _same_errors(
-    votes: Votes, expected: Integers, block: list[SharedItems]
-) -> list[tuple[int, int, int, int, float, int]]:
-    """Counts the errors of pairs on items whose answer is known; pairs with too few such items are left out.
-
-    Returns:
-        Both annotators, the items, same wrong answers, the share that independent errors explain, errors of either.
-    """
-    items, left, right = (
-        np.concatenate([getattr(each, name) for each in block]) for name in ("items", "left", "right")
-    )
-    pair = np.repeat(np.arange(len(block)), [len(each.items) for each in block])
-    reference = pair_reference(votes, expected, items, left, right)
-    known = reference >= 0
-    wrong_left, wrong_right = (left != reference) & known, (right != reference) & known
-
-    def count(rows: np.ndarray) -> list[int]:
-        return [int(number) for number in np.bincount(pair[rows], minlength=len(block))]
-
-    same, either = wrong_left & wrong_right & (left == right), wrong_left | wrong_right
-    counts = zip(block, *map(count, (known, same, wrong_left, wrong_right, either)), strict=True)
-    return [
-        # One error more on each side, so that nobody counts as infallible.
-        (each.first, each.second, n, both, (first + 1) / (n + 1) * (second + 1) / (n + 1), any_wrong)
-        for each, n, both, first, second, any_wrong in counts
-        if n >= LEAST_EVIDENCE
-    ]
 
 
 def _surest(findings: list[Finding]) -> list[Finding]:

@@ -30,9 +30,6 @@ class QualityConfig(Section):
     false_alarms: float = Field(
         0.05, gt=0, lt=1, description="Chance that a report on honest annotators has any alarm."
     )
-    run_length: int = Field(
-        1000, ge=100, description="Known outcomes between two false alarms of the chart of an annotator's errors."
-    )
     draws: int = Field(1000, ge=0, description="Bootstrap samples of the intervals of agreement; 0: no intervals.")
 
     def price_of(self, annotator: str) -> Price:

@@ -194,37 +194,12 @@ def reference_labels(votes: Votes, expected: Integers) -> Integers:
     return np.where(expected[votes.item] >= 0, expected[votes.item], _majority_without(votes, votes.item, votes.label))
 
 
-def pair_reference(votes: Votes, expected: Integers, items: Integers, left: Integers, right: Integers) -> Integers:
-    """Returns the reference of the items that two annotators share: gold, else what at least two others agree on.
-
-    A single third annotator is no reference: where that one errs, the two agree on an answer that only looks wrong. But
-    if all agree the item counts as answered right, since a queue asks one more, and so makes two others, only where
-    annotators differ: without these items the two would seem to err far more than they do.
-
-    Args:
-        votes: The answers.
-        expected: int64 [U] of `gold_labels`.
-        items: int64 [S], the items.
-        left: int64 [S], the first annotator's labels.
-        right: int64 [S], the second's.
-    """
-    reference = expected[items].copy()
-    # Everybody answers gold items: of a large team they would be most of the work.
-    rest = np.flatnonzero(reference < 0)
-    items, left, right = items[rest], left[rest], right[rest]
-    others, third = (_majority_without(votes, items, left, right, least=least) for least in (2, 1))
-    agreed = np.where((third == left) & (left == right), third, -1)
-    reference[rest] = np.where(others >= 0, others, agreed)
-    return reference
-
-
-def _majority_without(votes: Votes, items: Integers, *own: Integers, least: int = 1) -> Integers:
-    """Returns the majority label of each item without the answers ``own``; -1 for a tie or fewer than ``least``."""
+def _majority_without(votes: Votes, items: Integers, own: Integers) -> Integers:
+    """Returns the majority label of each item without the answer ``own``; -1 for a tie or no other answer."""
     counts = _counts(votes)
     rows = sparse.csr_array(counts[items])
-    for labels in own:
-        removed = sparse.csr_array((np.ones(len(items)), (np.arange(len(items)), labels)), shape=rows.shape)
-        rows = sparse.csr_array(rows - removed)
+    removed = sparse.csr_array((np.ones(len(items)), (np.arange(len(items)), own)), shape=rows.shape)
+    rows = sparse.csr_array(rows - removed)
     if not len(items) or not rows.shape[1]:
         return np.full(len(items), -1, np.int64)
     most = rows.max(axis=1).toarray().ravel()
@@ -232,7 +207,7 @@ def _majority_without(votes: Votes, items: Integers, *own: Integers, least: int 
     top.data = ((top.data == np.repeat(most, np.diff(top.indptr))) & (top.data > 0)).astype(np.float64)
     winners = np.asarray(top.sum(axis=1)).ravel()
     index = np.asarray(top @ np.arange(rows.shape[1], dtype=np.float64)).ravel()
-    return np.where((most >= least) & (winners == 1), index, -1).astype(np.int64)
+    return np.where((most >= 1) & (winners == 1), index, -1).astype(np.int64)
 
 
 def _counts(votes: Votes) -> sparse.csr_array:

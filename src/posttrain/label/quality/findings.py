@@ -15,12 +15,11 @@ from posttrain.label.answers import Floats
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault of an annotator, of a pair, or of the whole batch, with its evidence.
+    """A fault of an annotator, with its evidence.
 
     Attributes:
-        kind: ``suggestion_bias``, ``position_bias``, ``speed``, ``one_answer``, ``random_answers``, ``repeats``,
-            ``collusion``, ``gold_drift``, ``label_drift``, ``guideline_drift`` or ``sampling_bias``.
-        annotators: Names; empty for the whole batch.
+        kind: ``suggestion_bias``, ``position_bias``, ``speed``, ``one_answer``, ``random_answers`` or ``new_errors``.
+        annotators: Names.
         value: The measured value.
         threshold: The value from which on it would be reported, if the evidence suffices.
         evidence: Number of answers, items or outcomes that it is measured on.
@@ -111,59 +110,42 @@ class Shift:
 
     Attributes:
         psi: Population stability index, sum of (p - q) log(p / q), over the categories that are frequent enough.
-        threshold: The index that equal distributions exceed with the false-alarm rate, at these sizes.
         p_value: Of the index under equal distributions.
-        largest: The category whose share changed most, with its shares.
-        categories: Number of categories compared, rare ones counted together.
-        n: Sizes of the two samples.
+        largest: The category whose share changed most, with its shares; None for fewer than two categories.
     """
 
     psi: float
-    threshold: float
     p_value: float
     largest: tuple[str, float, float] | None
-    categories: int
-    n: tuple[int, int]
 
 
-def compare_counts(before: Sequence[float], after: Sequence[float], names: Sequence[str], rate: float = 0.01) -> Shift:
+def compare_counts(before: Sequence[float], after: Sequence[float], names: Sequence[str]) -> Shift:
     """Compares two count vectors by the population stability index.
 
     Under equal distributions the index times 1 / (1/n + 1/m) follows a chi-squared distribution with one degree of
-    freedom less than there are categories (B. Yurdakul and J. Naranjo, Journal of Risk Model Validation 14, 2020), so
-    that its threshold depends on the sizes; the customary 0.1 and 0.25 do not.
+    freedom less than there are categories (B. Yurdakul and J. Naranjo, Journal of Risk Model Validation 14, 2020).
 
     Args:
         before: Counts of the reference, such as the pool's.
         after: Counts of the sample that is judged.
         names: Names of the categories, in the order of both.
-        rate: False-alarm rate of the threshold.
     """
     old, new = np.asarray(before, np.float64), np.asarray(after, np.float64)
     n, m = old.sum(), new.sum()
-    sizes = (int(n), int(m))
     if not n or not m:
-        return Shift(np.nan, np.nan, 1.0, None, 0, sizes)
+        return Shift(np.nan, 1.0, None)
     # Categories expected fewer than 5 times in the smaller sample are counted together: the distribution is one of
     # large counts.
     frequent = (old + new) / (n + m) * min(n, m) >= 5
     p, q, kept = _merged(old, frequent), _merged(new, frequent), int(frequent.sum()) + int((~frequent).any())
     if kept < 2:
-        return Shift(0.0, np.nan, 1.0, None, kept, sizes)
+        return Shift(0.0, 1.0, None)
     # Half a count each, so that a category that is missing on one side has a finite logarithm.
     p, q = (p + 0.5) / (p + 0.5).sum(), (q + 0.5) / (q + 0.5).sum()
     psi = float(((q - p) * np.log(q / p)).sum())
-    scale = 1 / n + 1 / m
-    change = np.abs(new / m - old / n)
-    at = int(change.argmax())
-    return Shift(
-        psi,
-        float(special.chdtri(kept - 1, rate) * scale),
-        float(special.chdtrc(kept - 1, psi / scale)),
-        (names[at], float(old[at] / n), float(new[at] / m)),
-        kept,
-        sizes,
-    )
+    at = int(np.abs(new / m - old / n).argmax())
+    largest = names[at], float(old[at] / n), float(new[at] / m)
+    return Shift(psi, float(special.chdtrc(kept - 1, psi / (1 / n + 1 / m))), largest)
 
 
 def _merged(counts: Floats, frequent: np.ndarray) -> Floats:

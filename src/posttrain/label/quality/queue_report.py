@@ -15,22 +15,20 @@ from sqlalchemy import select
 from posttrain.label.answers import answers_of_people
 from posttrain.label.quality.annotators import known_outcomes
 from posttrain.label.quality.config import QualityConfig
-from posttrain.label.quality.drift import error_chart
 from posttrain.label.quality.findings import wilson
 from posttrain.label.quality.report import QualityInputs, alarms, quality_report, quality_values
 from posttrain.label.queue import Queue
 from posttrain.label.tokens import NotFound
 from posttrain.store.label_tables import label_items
 
-# Not anew for each answer: a report on many answers takes seconds of a processor.
+# Not again for each answer: a report on many answers takes seconds of a processor.
 _KEPT_SECONDS = 10.0
 
 # Answers times bootstrap samples: intervals of many answers are narrow, whatever their own error.
 _DRAWN_ANSWERS = 20_000_000
 _LEAST_DRAWS = 100
 _IDEOGRAPH = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
-# Outcomes of one annotator in a chart, the latest: its test permutes them a thousand times.
-_CHARTED = 3000
+_WINDOW = 30  # known items that a point of the chart of errors is about
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ def report_on_queue(queue: Queue, config: QualityConfig, batch: str | None = Non
     inputs, answers = _inputs(queue, batch), queue.answers(batch)
     draws = min(config.draws, max(_LEAST_DRAWS, _DRAWN_ANSWERS // max(answers.num_rows, 1)))
     report = quality_report(answers, config.model_copy(update={"draws": draws}), inputs)
-    return {**report, "behaviour": measure_behaviour(answers, config)}
+    return {**report, "behaviour": measure_behaviour(answers)}
 
 
 def queue_alarms(queue: Queue, config: QualityConfig) -> list[dict[str, Any]]:
@@ -149,17 +147,15 @@ def _count_words(content: Mapping[str, Any]) -> int:
     return len(_IDEOGRAPH.sub(" ", shown).split()) + round(len(_IDEOGRAPH.findall(shown)) / 1.6)
 
 
-def measure_behaviour(answers: pa.Table, config: QualityConfig) -> dict[str, Any]:
-    """Measures what each annotator does with suggestions and places, and charts the errors on known items.
+def measure_behaviour(answers: pa.Table) -> dict[str, Any]:
+    """Measures what each annotator does with suggestions, and how many of the latest known items are wrong.
 
     Args:
         answers: Table of the schema `posttrain.label.answers.ANSWERS`; those of models are left out.
-        config: Average run length of the charts.
 
     Returns:
-        ``suggestions`` by annotator: ``planted`` and ``others``, the shares accepted; ``positions`` by annotator: how
-        often each place was chosen; ``charts`` by annotator: ``usual``, ``threshold``, ``reference`` (outcomes before
-        the first value), ``values`` and ``alarm``.
+        ``suggestions`` by annotator: ``planted`` and ``others``, the shares accepted; ``errors`` by annotator: the
+        share of errors among each run of `_WINDOW` items whose answer is known, in the order of time.
     """
     people = answers_of_people(answers)
     names = np.array(people["annotator"].to_pylist(), object)
@@ -167,10 +163,9 @@ def measure_behaviour(answers: pa.Table, config: QualityConfig) -> dict[str, Any
     suggested = np.array(people["suggestion"].to_pylist(), object)
     planted = people["planted"].to_numpy(zero_copy_only=False)
     shown = people["suggestion"].is_valid().to_numpy(zero_copy_only=False)
-    places = people["position"].fill_null(-1).to_numpy()
     outcomes = known_outcomes(people)
     of_outcomes = names[outcomes.row]
-    suggestions, positions, charts = {}, {}, {}
+    suggestions, errors = {}, {}
     for name in map(str, sorted(set(names))):
         by_annotator = names == name
         if (by_annotator & shown).any():
@@ -179,15 +174,7 @@ def measure_behaviour(answers: pa.Table, config: QualityConfig) -> dict[str, Any
                 kind: asdict(wilson(int((accepted & rows).sum()), int((by_annotator & shown & rows).sum())))
                 for kind, rows in (("planted", planted), ("others", ~planted))
             }
-        if (by_annotator & (places >= 0)).any():
-            positions[name] = np.bincount(places[by_annotator & (places >= 0)]).tolist()
-        right = outcomes.right[of_outcomes == name][-_CHARTED:]
-        if (chart := error_chart(right, config.run_length)) is not None:
-            charts[name] = {
-                "usual": chart.usual,
-                "threshold": chart.threshold,
-                "reference": len(right) - len(chart.values),
-                "values": chart.values.tolist(),
-                "alarm": chart.alarm,
-            }
-    return {"suggestions": suggestions, "positions": positions, "charts": charts}
+        wrong = ~outcomes.right[of_outcomes == name]
+        if len(wrong) >= _WINDOW:
+            errors[name] = (np.convolve(wrong, np.ones(_WINDOW), "valid") / _WINDOW).tolist()
+    return {"suggestions": suggestions, "errors": errors}

@@ -1,7 +1,7 @@
 """The quality report of a table of answers, its alarms, and the values that triggers and gates use."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from posttrain.label.answers import Votes, answers_of_agreement, answers_of_people, encode_votes
-from posttrain.label.quality.agreement import Level, krippendorff_alpha, measure_agreement
+from posttrain.label.quality.agreement import krippendorff_alpha, measure_agreement
 from posttrain.label.quality.annotators import (
     confusions,
     forecast,
@@ -19,20 +19,18 @@ from posttrain.label.quality.annotators import (
     measure_work,
 )
 from posttrain.label.quality.behaviour import (
-    collusion,
     haste,
+    new_errors,
     one_answer,
     position_bias,
     random_answers,
-    repeated_answers,
     suggestion_bias,
 )
 from posttrain.label.quality.config import VALUE_NAMES, QualityConfig
 from posttrain.label.quality.consensus import dawid_skene, gold_labels, majority, reference_labels
-from posttrain.label.quality.drift import error_drift, guideline_drift, label_drift, sampling_bias
 from posttrain.label.quality.findings import Finding
 
-FAMILIES = 11
+FAMILIES = 6
 """Families of tests in `alarms`, which share the rate of false alarms."""
 
 
@@ -43,28 +41,20 @@ class QualityInputs:
     Attributes:
         kinds: Kind of answer of each batch.
         word_counts: Words of the text by item.
-        random_order: Batches whose candidates are in a random order, such as two answers of one model.
+        random_order: Batches of preferences whose candidates are in a random order, such as two answers of one model.
         wanted: Answers that are still wanted.
-        batch_counts: Records of the batch by category.
-        pool_counts: Records of the pool by category; categories of both are compared.
-        level: Scale of the overall alpha.
-        labels: Labels in their order; needed for an ordinal scale.
     """
 
     kinds: Mapping[str, str] | None = None
     word_counts: Mapping[int, int] | None = None
     random_order: Collection[str] = ()
     wanted: int = 0
-    batch_counts: Mapping[str, float] | None = None
-    pool_counts: Mapping[str, float] | None = None
-    level: Level = "nominal"
-    labels: Sequence[str] = ()
 
 
 def alarms(
-    answers: pa.Table, config: QualityConfig | None = None, inputs: QualityInputs | None = None, seed: int = 0
+    answers: pa.Table, config: QualityConfig | None = None, inputs: QualityInputs | None = None
 ) -> list[Finding]:
-    """Finds faults of annotators, drift and sampling bias, the surest first.
+    """Finds faults of annotators, the surest first.
 
     On honest annotators the chance of any alarm is at most ``config.false_alarms``.
 
@@ -72,31 +62,25 @@ def alarms(
         answers: Table of the schema `posttrain.label.answers.ANSWERS`; those of models are left out.
         config: Rates of false alarms.
         inputs: Further facts.
-        seed: Seed of the permutations.
     """
     config, inputs = config or QualityConfig(), inputs or QualityInputs()
     people = answers_of_people(answers)
-    findings = _sampling(inputs, config.false_alarms / FAMILIES)
     if not people.num_rows:
-        return findings
-    votes = encode_votes(people, inputs.labels)
+        return []
+    votes = encode_votes(people)
     outcomes = known_outcomes(people)
     expected = gold_labels(votes, people["expected"].to_pylist())
     # Planted suggestions mislead even careful annotators; what they answered there says nothing of other faults.
     planted = people["planted"].to_numpy(zero_copy_only=False)[votes.rows]
     reference = np.where(planted, -1, reference_labels(votes, expected))
     rate = config.false_alarms / FAMILIES
-    findings += [
+    findings = [
         *suggestion_bias(people, outcomes, rate),
         *position_bias(people, rate, inputs.random_order),
         *haste(people, inputs.kinds or {}, inputs.word_counts, rate),
         *one_answer(votes, reference, rate),
         *random_answers(votes, reference, rate),
-        *repeated_answers(votes, reference, rate),
-        *collusion(votes, expected, rate),
-        *error_drift(people, outcomes, rate, config.run_length, seed),
-        *label_drift(votes, rate),
-        *guideline_drift(people, votes, outcomes, rate),
+        *new_errors(people, outcomes, rate),
     ]
     return sorted(findings, key=lambda finding: (finding.p_value, finding.kind, finding.annotators))
 
@@ -116,26 +100,23 @@ def quality_report(
         config: Prices, budget, rates of false alarms.
         inputs: Further facts.
         now: Time of the report; the present by default.
-        seed: Seed of the bootstrap and the permutations.
+        seed: Seed of the bootstrap.
 
     Returns:
         ``counts``; ``agreement`` of people, overall, ``by_class`` and ``by_pair``; ``gold``, overall, ``by_annotator``
         and ``by_class``; ``consensus``: ties of the majority and, if there are few enough labels, each annotator's
         accuracy by Dawid and Skene; ``annotators`` with their confusions; ``work``; ``outlook``; ``alarms``; ``values``
         of `VALUE_NAMES`.
-
-    Raises:
-        UserError: ``inputs.level`` does not fit the answers.
     """
     config, inputs = config or QualityConfig(), inputs or QualityInputs()
     people = answers_of_people(answers)
-    votes = encode_votes(people, inputs.labels)
+    votes = encode_votes(people)
     outcomes = known_outcomes(people)
     expected = gold_labels(votes, people["expected"].to_pylist())
-    compared = encode_votes(answers_of_agreement(people), inputs.labels)
-    agreement = asdict(measure_agreement(compared, level=inputs.level, draws=config.draws, seed=seed))
+    compared = encode_votes(answers_of_agreement(people))
+    agreement = asdict(measure_agreement(compared, draws=config.draws, seed=seed))
     gold, by_annotator, by_class = gold_accuracy(people, outcomes)
-    findings = alarms(answers, config, inputs, seed)
+    findings = alarms(answers, config, inputs)
     work = measure_work(answers, inputs.kinds or {}, config)
     now = now or datetime.now(UTC)
     report = {
@@ -179,14 +160,6 @@ def quality_values(
 
 def _values(answers: int, agreement: float, alpha: float, gold: float, count: int) -> dict[str, float]:
     return dict(zip(VALUE_NAMES, (float(answers), agreement, alpha, gold, float(count)), strict=True))
-
-
-def _sampling(inputs: QualityInputs, rate: float) -> list[Finding]:
-    if not inputs.batch_counts or not inputs.pool_counts:
-        return []
-    names = sorted({*inputs.batch_counts, *inputs.pool_counts})
-    batch, pool = ([counts.get(name, 0) for name in names] for counts in (inputs.batch_counts, inputs.pool_counts))
-    return sampling_bias(batch, pool, names, rate)
 
 
 def _consensus(votes: Votes, expected: np.ndarray) -> dict[str, Any]:

@@ -66,9 +66,6 @@ class Answer(Body):
     answer: Any
     note: Note | None = None
     seconds: Seconds = None
-    position: Annotated[
-        int | None, Field(ge=0, le=MAX_INTEGER, description="Index of the answer in the order of the labels shown.")
-    ] = None
     next: AndNext = False
     batch: OfBatch = None
     besides: Besides = Field(default_factory=list)
@@ -140,9 +137,7 @@ def labelling_routes(site: Site) -> APIRouter:
     @router.post("/items/{id}/answer", status_code=201, **least("annotator"))
     def answer(id: ItemId, body: Answer, sender: Sender, translate: Language) -> Stored:
         """Stores an answer; it is on the disk when the reply comes, and sending it again changes nothing."""
-        receipt = queue.answer(
-            id, sender.name, body.answer, note=body.note, seconds=body.seconds, position=body.position
-        )
+        receipt = queue.answer(id, sender.name, body.answer, note=body.note, seconds=body.seconds)
         return _stored(receipt, sender, body, translate)
 
     @router.post("/items/{id}/skip", status_code=201, **least("annotator"))

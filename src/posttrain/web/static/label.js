@@ -209,7 +209,7 @@ function send(action, values) {
 function submit() {
   const answer = editor.value();
   if (answer === undefined) return problem(text(current.kind === "ranking" ? "rank_all" : "answer_first"));
-  send("answer", { answer, position: editor.position?.() ?? null });
+  send("answer", { answer });
 }
 
 function accept() {

@@ -1,7 +1,7 @@
 // One editor for each kind of answers of `label/answer_kinds.py`.
 //
 // An editor has `element`, `value()` (undefined: not complete yet), `set(answer)`, `key(event)` (true: it was taken) and
-// may have `position()`, `focus()` (true: it took the focus) and `search()`. `options.immediate` says that one key or
+// may have `focus()` (true: it took the focus) and `search()`. `options.immediate` says that one key or
 // click is an answer, and `options.submit` sends it.
 
 import { announce, h, hue, keyCap, pieces, spanText, takesText, text } from "./label_parts.js";
@@ -80,7 +80,6 @@ function labelEditor(task, options, several) {
     element: h("div", { class: "labels" },
       isSearched ? h("label", { for: "search" }, text("search"), " ", keyCap("/")) : null, input, list),
     value: () => (several ? labels.filter((label) => chosen.has(label)) : [...chosen][0]),
-    position: () => (several ? null : labels.indexOf([...chosen][0])),
     set: (answer) => {
       chosen.clear();
       for (const label of several ? answer : [answer]) chosen.add(label);
@@ -280,7 +279,7 @@ function preferenceEditor(task, options) {
   const choices = (task.content.candidates ?? []).slice(0, 2).map((content, value) => ({ value, key: String(value + 1), content, large: true }));
   const editor = pickEditor(options, text("which_is_better"), [...choices, { value: "tie", key: "0", content: text("tie") }]);
   editor.element.classList.add("pair");
-  return { ...editor, position: () => (editor.value() === "tie" ? null : editor.value()) };
+  return editor;
 }
 
 function rankingEditor(task, options) {

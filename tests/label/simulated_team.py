@@ -1,17 +1,15 @@
-"""Simulated annotators with planted faults, the answers that a team of them gives, and a plan for a day's labels."""
+"""Simulated annotators with planted faults, and the answers that a team of them gives."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from posttrain.label.answers import ANSWERS, Floats
-from posttrain.label.quality.annotators import measure_work
-from posttrain.label.quality.config import QualityConfig
+from posttrain.label.answers import ANSWERS
 
 _MISLED = 0.4
 """Probability that a misleading item misleads: such errors are shared, as real ones are."""
@@ -24,7 +22,7 @@ class SimulatedItem:
     Attributes:
         id: Its id.
         truth: The right label.
-        labels: The labels in the order shown.
+        labels: The labels.
         suggestion: The suggested label; None for none.
         planted: True if the suggestion is a planted wrong one.
         misleading: A wrong label that the item's text suggests; None for none.
@@ -58,13 +56,9 @@ class SimulatedAnnotator:
         drift_after: Number of answers after which the accuracy becomes ``drift_accuracy``; None for no drift.
         drift_accuracy: Accuracy after the drift.
         suggestion_bias: Probability of accepting a suggestion unread.
-        position_bias: Probability of choosing the label that is shown first.
-        repeats: Probability of giving the last answer again.
         guesses: Probability of an answer at random, unread.
         constant: Label that is given, with the probability ``constant_share``, whatever the item.
         constant_share: See ``constant``.
-        copies: Another annotator whose answer is copied where there is one.
-        copy_share: Probability of copying it.
     """
 
     name: str
@@ -75,29 +69,20 @@ class SimulatedAnnotator:
     drift_after: int | None = None
     drift_accuracy: float = 0.5
     suggestion_bias: float = 0.0
-    position_bias: float = 0.0
-    repeats: float = 0.0
     guesses: float = 0.0
     constant: str | None = None
     constant_share: float = 0.5
-    copies: "SimulatedAnnotator | None" = None
-    copy_share: float = 0.9
-    given: dict[int, str] = field(default_factory=dict, repr=False)
+    given: int = 0
 
     def answer(self, item: SimulatedItem, rng: np.random.Generator) -> Reply:
         """Answers an item; ``rng`` decides everything that is random."""
         reply = self._choose(item, rng)
-        self.given[item.id] = reply
+        self.given += 1
         return Reply(reply, float(self.seconds * np.exp(self.spread * rng.standard_normal())))
 
     def _choose(self, item: SimulatedItem, rng: np.random.Generator) -> str:
-        last = next(reversed(self.given.values()), None)
-        copied = self.copies.given.get(item.id) if self.copies is not None else None
         habits = (
-            (copied, self.copy_share),
             (item.suggestion, self.suggestion_bias),
-            (item.labels[0], self.position_bias),
-            (last, self.repeats),
             (self.constant, self.constant_share),
             (item.labels[int(rng.integers(len(item.labels)))], self.guesses),
         )
@@ -115,7 +100,7 @@ class SimulatedAnnotator:
         return wrong[int(rng.integers(len(wrong)))]
 
     def _accuracy(self, truth: str) -> float:
-        if self.drift_after is not None and len(self.given) >= self.drift_after:
+        if self.drift_after is not None and self.given >= self.drift_after:
             return self.drift_accuracy
         return self.accuracy.get(truth, 0.9) if isinstance(self.accuracy, Mapping) else self.accuracy
 
@@ -131,7 +116,6 @@ class TeamSettings:
         suggestion_rate: Share of the answers that are given with a suggestion.
         suggestion_accuracy: Share of right ones among the suggestions that are not planted.
         planted_rate: Share of the suggestions that are planted wrong ones.
-        shuffled: True if the labels are shown in another order each time.
         misleading_rate: Share of the items that mislead everybody to the same wrong label.
     """
 
@@ -141,7 +125,6 @@ class TeamSettings:
     suggestion_rate: float = 0.0
     suggestion_accuracy: float = 0.8
     planted_rate: float = 0.1
-    shuffled: bool = False
     misleading_rate: float = 0.0
 
 
@@ -153,18 +136,16 @@ def simulate_answers(
     seed: int = 0,
     labels: Sequence[str] | None = None,
     started_at: datetime = datetime(2026, 1, 5, 9, tzinfo=UTC),
-    guideline_after: int | None = None,
 ) -> pa.Table:
     """Has a team answer items, and resolves them by majority, or by a reviewer who knows the right label.
 
     Args:
-        team: The annotators; what they remember of earlier items is used and grows.
+        team: The annotators; the number of their answers grows.
         truth: The right label of each item.
         settings: How items are handed out.
         seed: Seed of everything that is random.
         labels: The label set; by default that of ``truth``, sorted.
         started_at: Time of the first answer. All annotators work at the same time.
-        guideline_after: Item from which on version 2 of the guideline holds; None for version 1 throughout.
 
     Returns:
         Table of the schema `posttrain.label.answers.ANSWERS`, by time.
@@ -177,8 +158,7 @@ def simulate_answers(
         gold = bool(rng.random() < settings.gold_rate)
         checked = not gold and bool(rng.random() < settings.check_rate)
         wanted = len(team) if gold else min(len(team), settings.overlap + checked)
-        # In the order of the team, so that who copies comes after whom they copy.
-        chosen = sorted(rng.choice(len(team), wanted, replace=False))
+        chosen = list(rng.choice(len(team), wanted, replace=False))
         wrong = [name for name in names if name != right]
         misleads = bool(wrong) and rng.random() < settings.misleading_rate
         misleading = wrong[int(rng.integers(len(wrong)))] if misleads else None
@@ -195,8 +175,7 @@ def simulate_answers(
                     **{"answer": answer, "expected": right if gold else None, "checked": checked},
                     "deciding": not gold and len(given) > wanted,
                     **{"suggestion": shown.suggestion, "planted": shown.planted, "seconds": seconds},
-                    **{"position": list(shown.labels).index(answer), "confidence": None},
-                    "guideline": 2 if guideline_after is not None and item >= guideline_after else 1,
+                    **{"confidence": None, "guideline": 1},
                     "created_at": started_at + timedelta(seconds=clock[annotator.name]),
                 }
             )
@@ -220,76 +199,10 @@ def _winner(answers: Sequence[str]) -> str | None:
 def _shown_item(
     item: int, right: str, labels: tuple[str, ...], settings: TeamSettings, rng: np.random.Generator
 ) -> SimulatedItem:
-    order = tuple(labels[at] for at in rng.permutation(len(labels))) if settings.shuffled else labels
     if rng.random() >= settings.suggestion_rate:
-        return SimulatedItem(item, right, order)
+        return SimulatedItem(item, right, labels)
     planted = bool(rng.random() < settings.planted_rate)
     wrong = [label for label in labels if label != right]
     correct = not planted and rng.random() < settings.suggestion_accuracy
     suggestion = right if correct or not wrong else wrong[int(rng.integers(len(wrong)))]
-    return SimulatedItem(item, right, order, suggestion, planted and suggestion != right)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The work of a team in a day, by simulation.
-
-    Attributes:
-        labels: Resolved records a day, gold items not counted.
-        answers: Answers a day.
-        cost: Price of a day.
-        cost_per_label: Price of one resolved record.
-        reviews: Records a day without a majority, which a reviewer decides; their time is not in the hours.
-        error: Share of wrong resolutions, if reviewers make none.
-        error_interval: Standard error of ``error`` times 1.96, either way.
-        hours: Hours of work of one annotator in a day.
-    """
-
-    labels: float
-    answers: float
-    cost: float
-    cost_per_label: float
-    reviews: float
-    error: float
-    error_interval: float
-    hours: float
-
-
-def plan_labels(
-    team: Sequence[SimulatedAnnotator],
-    settings: TeamSettings,
-    labels: Sequence[str],
-    *,
-    hours: float = 6.0,
-    prices: QualityConfig | None = None,
-    items: int = 2000,
-    seed: int = 0,
-) -> Plan:
-    """Estimates labels, cost and error of a day's work from ``items`` simulated items.
-
-    Args:
-        team: The annotators; copies of them work, so that they remember nothing of it.
-        settings: How items are handed out.
-        labels: The label set; all labels are equally frequent.
-        hours: Hours that each annotator works in a day.
-        prices: Prices of the work.
-        items: Items to simulate.
-        seed: Seed.
-    """
-    rng = np.random.default_rng(seed)
-    truth = [labels[at] for at in rng.integers(len(labels), size=items)]
-    fresh = {annotator.name: replace(annotator, given={}) for annotator in team}
-    for annotator in fresh.values():
-        # The copied colleague must be the copy that works here.
-        if annotator.copies is not None:
-            annotator.copies = fresh[annotator.copies.name]
-    answers = simulate_answers(list(fresh.values()), truth, settings, seed=seed, labels=labels)
-    resolved = {row["item"]: row for row in answers.to_pylist() if row["expected"] is None}
-    right: Floats = np.array([row["resolution"] == truth[item] for item, row in resolved.items()], np.float64)
-    reviews = sum(row["resolved_by"] == "review" for row in resolved.values())
-    work = measure_work(answers, {}, prices or QualityConfig())
-    days = sum(part.seconds for part in work) / 3600 / (hours * len(team))
-    cost, error = sum(part.cost for part in work) / days, 1 - float(right.mean())
-    half = 1.96 * float(np.sqrt(error * (1 - error) / len(right)))
-    per_day = len(right) / days
-    return Plan(per_day, answers.num_rows / days, cost, cost / per_day, reviews / days, error, half, hours)
+    return SimulatedItem(item, right, labels, suggestion, planted and suggestion != right)
