@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.merge.auto_weights import auto_weights
+from posttrain.merge.plan_statistics import auto_weights
 from posttrain.store.errors import UserError
 
 MERGING = Path(__file__).parents[2] / "docs" / "merging.md"

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from posttrain.merge import statistics_cache
 from posttrain.merge.api import merge, opened_plan, write_merge
-from posttrain.merge.gram_matrices import input_grams
 from posttrain.merge.recipe import Recipe
-from posttrain.merge.statistics import Example, fisher_information
+from posttrain.merge.statistics import Example, fisher_information, input_grams
 from posttrain.models.language_model import load_language_model
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError

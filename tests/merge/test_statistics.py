@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from posttrain.merge.gram_matrices import input_grams
-from posttrain.merge.statistics import Example, fisher_information
+from posttrain.merge.statistics import Example, fisher_information, input_grams
 from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError

@@ -92,7 +92,7 @@ def merge(
         out: the folder to write; not there yet, or empty.
         method: name of a merge method.
         weights: one a model, for methods with the option ``weight``; ``auto``: computed from scores and Fisher norms
-            (`posttrain.merge.auto_weights`).
+            (`posttrain.merge.plan_statistics.auto_weights`).
         base: the model that all were trained from, for methods on task vectors.
         memory: bytes of weights that are held at once.
         workers: processes that merge side by side; one a core by default.

@@ -260,7 +260,6 @@ class MergeJob:
             fisher=tensor.statistics if statistic == "fisher" else (),
             fisher_norms=tensor.norms,
             grams=tensor.statistics if statistic == "gram" else (),
-            inputs_first=tensor.inputs_first,
         )
 
     @property

@@ -47,7 +47,6 @@ class TensorPlan:
         options: the method's, as its signature has them; ``weight`` may be ``auto`` until the statistics are there.
         statistics: one a model, for methods that need them; empty if the models have none of this tensor.
         norms: of each model's statistics, over all its tensors; empty where ``statistics`` is.
-        inputs_first: whether it is a matrix [inputs, outputs], where statistics are Gram matrices of its inputs.
         low_rank: `LOW_RANK_OPTIONS`, if the result is an adapter; without ``rank``, adapters are concatenated.
     """
 
@@ -60,7 +59,6 @@ class TensorPlan:
     options: Mapping[str, Any]
     statistics: tuple[TensorInput, ...] = ()
     norms: tuple[float, ...] = ()
-    inputs_first: bool = False
     low_rank: Mapping[str, Any] | None = None
 
     @property

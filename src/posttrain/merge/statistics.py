@@ -1,8 +1,8 @@
-"""Statistics of one model on its data, and the diagonal Fisher information. Gram matrices: `gram_matrices`."""
+"""Statistics of one model on its data: the diagonal Fisher information, and Gram matrices of linear layers' inputs."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -28,11 +28,9 @@ class ModelStatistics:
 
     Attributes:
         tensors: float32, by the name of the parameter: the Fisher information, of the parameter's shape, or the Gram
-            matrix of a linear layer's inputs, [inputs, inputs], or one an expert, [experts, inputs, inputs].
+            matrix of a linear layer's inputs, [inputs, inputs].
         shared: for layers that read what another one reads, as keys do what queries do, the name of that one's tensor.
-        experts: for tensors of the model's files that are one expert of a parameter, its name and the expert's number.
-        inputs_first: names of matrices [inputs, outputs], as GPT-2's; others are [outputs, inputs].
-        buffers: tensors of the model that are no parameters, and have no statistics.
+        buffers: tensors of the model that are not parameters, and have no statistics.
         examples: number of examples.
         tokens: number of their answers' tokens.
         log_likelihood: of the answers, in nats; NaN where it was not computed.
@@ -43,8 +41,6 @@ class ModelStatistics:
     tokens: int
     log_likelihood: float = float("nan")
     shared: dict[str, str] = field(default_factory=dict)
-    experts: dict[str, tuple[str, int]] = field(default_factory=dict)
-    inputs_first: list[str] = field(default_factory=list)
     buffers: list[str] = field(default_factory=list)
 
     @property
@@ -107,6 +103,63 @@ def fisher_information(
         log_likelihood,
         buffers=[name for name, _ in lm.model.named_buffers()],
     )
+
+
+@torch.inference_mode()
+def input_grams(lm: LanguageModel, examples: Sequence[Example]) -> ModelStatistics:
+    """Computes the Gram matrix X^T X of the inputs of every linear layer.
+
+    X has a row for each token that the model reads of prompt and answer (Jin et al. 2023, arXiv:2212.09849, algorithm
+    1). The output head counts, unless it shares its weights with the embedding, which is not a linear layer. The
+    products of one example are summed in float32, and those of the examples in float64.
+
+    Args:
+        lm: the model.
+        examples: conversations with answers.
+
+    Raises:
+        UserError: the model has no linear layers, or no example fits its context.
+    """
+    sequences = encode(lm, examples)
+    sums: dict[str, Tensor] = {}
+    shared: dict[str, str] = {}
+    last: tuple[Tensor | None, str] = (None, "")
+
+    def add(name: str, inputs: Tensor) -> None:
+        nonlocal last
+        # The same object, not equal numbers: keys and values read what queries read.
+        if inputs is last[0] and name not in sums:
+            shared[name] = last[1]
+        if name in shared:
+            return
+        last = inputs, name
+        rows = inputs.reshape(-1, inputs.shape[-1]).float()
+        if name not in sums:
+            sums[name] = torch.zeros(rows.shape[1], rows.shape[1], dtype=torch.float64, device=rows.device)
+        sums[name].add_(rows.T @ rows)
+
+    def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        return lambda _module, inputs: add(name, inputs[0])
+
+    head, embedding = lm.model.get_output_embeddings(), lm.model.get_input_embeddings()
+    names = {module: f"{name}.weight" for name, module in lm.model.named_modules() if isinstance(module, nn.Linear)}
+    with ExitStack() as hooks, progress_bar("Gram matrices", len(sequences), "examples") as advance:
+        for module, name in names.items():
+            hooks.callback(module.register_forward_pre_hook(watch(name)).remove)
+        for sequence in sequences:
+            hidden = hidden_states(lm, sequence)
+            if head in names and head.weight is not embedding.weight:
+                # By hand: the head's own forward pass would compute logits of all tokens.
+                add(names[head], hidden)
+            advance(1)
+    if not sums:
+        raise UserError(
+            f"models of type {lm.model.config.model_type} have no linear layers that regmean knows",
+            where="method",
+            fix="use fisher, or another method",
+        )
+    tensors = {name: total.float().cpu() for name, total in sums.items()}
+    return ModelStatistics(tensors, len(sequences), sum(sequence.answer for sequence in sequences), shared=shared)
 
 
 def encode(lm: LanguageModel, examples: Sequence[Example]) -> list[TokenSequence]:

@@ -4,7 +4,8 @@ import json
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,10 @@ import xxhash
 from safetensors.torch import save_file
 from torch import Tensor
 
-from posttrain.merge.gram_matrices import input_grams
 from posttrain.merge.methods.base import Statistic
 from posttrain.merge.recipe import Recipe
 from posttrain.merge.sources import ModelFolder, TensorFiles, WeightSource
-from posttrain.merge.statistics import Example, ModelStatistics, fisher_information
-from posttrain.merge.stored_names import with_stored_names
+from posttrain.merge.statistics import Example, ModelStatistics, fisher_information, input_grams
 from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.loading import load_tokenizer
 from posttrain.models.task import TaskConfig
@@ -33,7 +32,7 @@ log = logging.getLogger("posttrain")
 
 FOLDER = "merge-statistics"
 
-VERSION = 2
+VERSION = 3
 """The version of the statistics; a change of what is computed raises it, and gives the files other names."""
 
 # What decides on a model's tokens and outputs, beside its weights; not the records of its training.
@@ -48,7 +47,6 @@ class StatisticsFile(WeightSource):
 
     Attributes:
         summary: what was computed: ``examples``, ``tokens``, ``log_likelihood``, ``norm``.
-        inputs_first: names of matrices [inputs, outputs].
     """
 
     def __init__(self, name: str, file: Path) -> None:
@@ -56,21 +54,16 @@ class StatisticsFile(WeightSource):
         self.summary: dict[str, Any] = json.loads(_summary_file(file).read_bytes())
         self._tensors = TensorFiles(dict(read_file_headers(file)))
         self._shared: Mapping[str, str] = self.summary["shared"]
-        self._experts: Mapping[str, tuple[str, int]] = self.summary["experts"]
-        self.inputs_first = frozenset(self.summary["inputs_first"])
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         own = {name: header.shape for name, header in self._tensors.headers.items()}
-        own |= {name: own[owner] for name, owner in self._shared.items()}
-        return own | {name: own[owner][1:] for name, (owner, _) in self._experts.items()}
+        return own | {name: own[owner] for name, owner in self._shared.items()}
 
     def dtype(self, tensor: str) -> torch.dtype:
         return torch.float32
 
     def read(self, tensor: str, start: int, out: Tensor) -> None:
-        owner, number = self._experts.get(tensor, (self._shared.get(tensor, tensor), 0))
-        elements = math.prod(self._tensors.headers[owner].shape[1:]) if tensor in self._experts else 0
-        self._tensors.read(owner, number * elements + start, out)
+        self._tensors.read(self._shared.get(tensor, tensor), start, out)
 
     def close(self) -> None:
         self._tensors.close()
@@ -90,10 +83,17 @@ class ModelWithData:
         self._loaded: LanguageModel | None = None
 
     def file(self, statistic: Statistic) -> Path:
-        """Returns the file of a statistic, which is computed if the cache does not hold it whole."""
-        file = statistics_file(self._key(statistic))
-        if not is_whole(file):
-            write_statistics(file, self._compute(statistic))
+        """Returns the file of a statistic, which is computed if the cache does not hold it whole.
+
+        Raises:
+            UserError: the user has no home folder, or the statistic cannot be computed.
+        """
+        folder = cache_folder()
+        if folder is None:
+            raise UserError("there is no home folder for the statistics", where="data", fix="set XDG_CACHE_HOME")
+        file = folder / FOLDER / f"{self._key(statistic)}.safetensors"
+        if not _is_whole(file):
+            _write(file, self._compute(statistic))
         return file
 
     def _key(self, statistic: Statistic) -> str:
@@ -111,43 +111,33 @@ class ModelWithData:
 
     @cached_property
     def _digests(self) -> dict[str, str]:
-        return source_digests(self._source)
+        """Digests of all that decides on the model's outputs: its weights, config and tokenizer."""
+        source = self._source
+        digests = {f"tensor {name}": _tensor_digest(source, name) for name in sorted(source.shapes())}
+        for folder in dict.fromkeys([source.folder, source.tokenizer_folder]):
+            files = [file for file in sorted(folder.iterdir()) if file.suffix in _SUFFIXES and file.is_file()]
+            digests |= {f"file {file.name}": file_digest(file) for file in files if file.name not in _RECORDS}
+        return digests
 
     def _compute(self, statistic: Statistic) -> ModelStatistics:
         log.info("computing %s of %s on %d records", statistic, self._source.name, len(self._examples))
         if self._loaded is None:
             self._loaded = _load(self._source)
         if statistic == "gram":
-            grams = input_grams(self._loaded, self._examples)
-            return with_stored_names(grams, self._loaded.model, self._source.shapes())
+            return _with_stored_names(
+                input_grams(self._loaded, self._examples), self._loaded.model, self._source.shapes()
+            )
         answers = self._recipe.statistics.answers
         return fisher_information(self._loaded, self._examples, answers=answers, seed=self._recipe.seed)
 
 
-def statistics_file(key: str) -> Path:
-    """Returns the file in the user's cache that statistics are kept in, which need not exist.
-
-    Raises:
-        UserError: the user has no home folder.
-    """
-    folder = cache_folder()
-    if folder is None:
-        raise UserError("there is no home folder for the statistics", where="data", fix="set XDG_CACHE_HOME")
-    return folder / FOLDER / f"{key}.safetensors"
-
-
-def source_digests(source: WeightSource) -> dict[str, str]:
-    """Returns digests of all that decides on a model's outputs: its weights, config and tokenizer."""
-    digests = {f"tensor {name}": _tensor_digest(source, name) for name in sorted(source.shapes())}
-    for folder in dict.fromkeys([source.folder, source.tokenizer_folder]):
-        digests |= folder_digests(folder)
-    return digests
-
-
-def folder_digests(folder: Path) -> dict[str, str]:
-    """Returns digests of the files of a model's folder that are no weights and no records."""
-    files = [file for file in sorted(folder.iterdir()) if file.suffix in _SUFFIXES and file.name not in _RECORDS]
-    return {f"file {file.name}": file_digest(file) for file in files if file.is_file()}
+def _with_stored_names(statistics: ModelStatistics, model: Any, stored: Collection[str]) -> ModelStatistics:
+    """Returns the Gram matrices under the names that files of a decoder alone have, which lack the model's prefix."""
+    prefix, shared = f"{model.base_model_prefix}.", dict(statistics.shared)
+    for name in [*statistics.tensors, *statistics.shared]:
+        if name not in stored and (short := name.removeprefix(prefix)) in stored:
+            shared[short] = statistics.shared.get(name, name)
+    return replace(statistics, shared=shared)
 
 
 def _load(source: WeightSource) -> LanguageModel:
@@ -185,7 +175,7 @@ def _tensor_digest(source: WeightSource, tensor: str) -> str:
     return running.hexdigest()
 
 
-def write_statistics(file: Path, statistics: ModelStatistics) -> None:
+def _write(file: Path, statistics: ModelStatistics) -> None:
     """Writes tensors and summary; the summary last, as it says that the tensors are whole."""
     make_folder(file.parent)
     temporary = file.with_name(f"{file.name}.{os.getpid()}")
@@ -205,15 +195,13 @@ def write_statistics(file: Path, statistics: ModelStatistics) -> None:
         "log_likelihood": None if math.isnan(likelihood) else likelihood,
         "norm": statistics.norm,
         "shared": statistics.shared,
-        "experts": statistics.experts,
-        "inputs_first": statistics.inputs_first,
         "buffers": statistics.buffers,
         "sha256": checksum,
     }
     write_atomically(_summary_file(file), json.dumps(summary).encode())
 
 
-def is_whole(file: Path) -> bool:
+def _is_whole(file: Path) -> bool:
     """Returns whether the cache holds a file as it was written; warns of one that is damaged."""
     try:
         summary = json.loads(_summary_file(file).read_bytes())

@@ -58,8 +58,7 @@ class TensorGroup:
 
     Attributes:
         shape: of the tensor.
-        experts: number of matrices in it of which each has Gram matrices of its own; 0 without Gram matrices.
-        inputs_first: whether these matrices are [inputs, outputs], and not [outputs, inputs].
+        has_input_grams: whether it is a linear layer's weight, whose Gram matrices are known.
         rows, columns: of the tensor as a matrix, whose columns are the last dimension.
     """
 
@@ -76,12 +75,11 @@ class TensorGroup:
         fisher: Sequence[TensorInput] = (),
         fisher_norms: Sequence[float] = (),
         grams: Sequence[TensorInput] = (),
-        inputs_first: bool = False,
     ) -> None:
         self.name, self.seed = name, seed
         self._inputs = [*inputs, *([base] if base else []), *fisher]
         self.fisher_norms = tuple(fisher_norms)
-        self._grams, self._with_fisher, self.inputs_first = list(grams), bool(fisher), inputs_first
+        self._grams, self._with_fisher, self.has_input_grams = list(grams), bool(fisher), bool(grams)
         self._base, self._task_vectors, self._arena = base, task_vectors, arena
         self.models = len(inputs)
         self.shape = inputs[0].source.shapes()[inputs[0].tensor]
@@ -92,8 +90,6 @@ class TensorGroup:
         if arena.device is not None:
             self._block_rows = max(1, _ACCELERATOR_BLOCK // max(1, self.columns))
         self._reader = TensorReader(self._inputs, self.rows, self.columns, arena, digests)
-        shapes = [entry.source.shapes()[entry.tensor] for entry in self._grams]
-        self.experts = (shapes[0][0] if len(shapes[0]) == 3 else 1) if shapes else 0
         self._checked = False
 
     @property
@@ -122,14 +118,11 @@ class TensorGroup:
             total += torch.bmm(parts, parts.transpose(1, 2)).sum(0, dtype=torch.float64) + (rest @ rest.T).double()
         return total.numpy()
 
-    def input_grams(self, expert: int = 0) -> Iterator[Tensor]:
+    def input_grams(self) -> Iterator[Tensor]:
         """Yields the Gram matrix X^T X of each model's inputs to this linear layer, float64 [inputs, inputs].
 
-        None are yielded where the tensor is no linear layer's. Each is read when it is asked for, as a whole: what a
+        None are yielded where the tensor is not a linear layer's. Each is read when it is asked for, as a whole: what a
         method holds of them counts as its own memory, not as the weights'.
-
-        Args:
-            expert: number of the matrix, below `experts`.
 
         Raises:
             UserError: a matrix holds NaN or infinite numbers.
@@ -137,7 +130,7 @@ class TensorGroup:
         for entry in self._grams:
             width = entry.source.shapes()[entry.tensor][-1]
             stored = torch.empty(width * width, dtype=entry.source.dtype(entry.tensor))
-            entry.source.read(entry.tensor, expert * width * width, stored)
+            entry.source.read(entry.tensor, 0, stored)
             matrix = stored.to(self._arena.device).view(width, width).double()
             if not math.isfinite(float(matrix.sum())):
                 raise UserError(

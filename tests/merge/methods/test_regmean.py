@@ -95,23 +95,6 @@ def test_identical_models_give_themselves_to_the_bit() -> None:
     assert torch.equal(merge_tensor("regmean", weights, statistics=grams(inputs)), weights[0])
 
 
-@pytest.mark.parametrize("rows", [OUTPUTS, 6000])  # some experts in a block, some blocks an expert
-def test_each_expert_of_one_tensor_is_a_layer(rows: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    experts = [torch.randn(3, rows, INPUTS, generator=generator) for _ in range(2)]
-    own = [draw(2, rows=50 + expert)[1] for expert in range(3)]
-    own[1] = [np.zeros((1, INPUTS))] * 2
-    statistics = [torch.stack([grams(inputs)[model] for inputs in own]) for model in range(2)]
-    result = merge_tensor("regmean", experts, statistics=statistics, alpha=0.5)
-    for expert in (0, 2):
-        layers = [experts[model][expert] for model in range(2)]
-        alone = merge_tensor("regmean", layers, statistics=[part[expert] for part in statistics], alpha=0.5)
-        torch.testing.assert_close(result[expert], alone, rtol=0, atol=1e-6)
-        assert (alone - (layers[0] + layers[1]) / 2).abs().max() > 0.1
-    # No token was routed to this one.
-    torch.testing.assert_close(result[1], (experts[0][1] + experts[1][1]) / 2, rtol=0, atol=1e-6)
-
-
 def test_without_gram_matrices_it_is_the_weighted_mean() -> None:
     weights, _ = draw(2)
     vectors = [layer[0] for layer in weights]
