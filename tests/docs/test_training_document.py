@@ -40,14 +40,6 @@ def run_block(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], 
     return call
 
 
-def test_another_trainer_gets_every_token_of_every_epoch(run_block: Callable[[int], dict[str, Any]]) -> None:
-    variables = run_block(2)
-    assert variables["step"].step + 1 == variables["sampler"].steps
-    assert variables["resume_from"] == variables["steps"].state()
-    with variables["RowLoader"](variables["units"], variables["sampler"], 1024) as steps:
-        assert sum(len(step.packed.ids) for step in steps) == 3 * int(variables["units"].unit_lengths.sum())
-
-
 def test_values_are_joined_to_their_records(folder: Path, run_block: Callable[[int], dict[str, Any]]) -> None:
     run_block(1)
     before, after = (folder / name for name in ("examples/training/answers.jsonl", "weighted.jsonl"))

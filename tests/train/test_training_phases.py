@@ -111,7 +111,7 @@ def test_phases_have_their_own_data_length_and_rate(
     assert [step.lr for step in sink.steps] == [1e-4] * 4 + [config.learning_rate] * 4 + [1e-5] * (len(rows_seen) - 8)
     assert [step.epoch for step in sink.steps][:8] == [0, 0, 1, 1, 2, 2, 2, 3]
     topic_counts = {"records": 3, "met": 6, "epochs": 2.0, "fewest": 2, "most": 2}
-    assert meta["mixes"] == [{"stage": 0, "by": "topic", "kinds": {"a": topic_counts, "b": topic_counts}}]
+    assert meta["mixes"] == [{"phase": 0, "by": "topic", "kinds": {"a": topic_counts, "b": topic_counts}}]
     assert meta["steps"] == len(rows_seen)
 
 

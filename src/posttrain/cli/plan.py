@@ -97,7 +97,7 @@ def _print(result: dict[str, Any]) -> None:
         rows = [
             [name, counts["records"], counts["met"], f"{counts['epochs']:.2f}"] for name, counts in mix["kinds"].items()
         ]
-        print_table(f"mix of train.phases.{mix['stage']}", [mix["by"], "records", "met", "epochs"], rows)
+        print_table(f"mix of train.phases.{mix['phase']}", [mix["by"], "records", "met", "epochs"], rows)
     batch, work = result["micro_batch"], result["work"]
     choice = "" if batch["auto"] is None else f"; train.micro_batch_tokens=auto takes {batch['auto']}"
     print_line(f"micro-batch: {batch['tokens']} tokens, {batch['supervised']} of them supervised{choice}")

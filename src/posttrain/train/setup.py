@@ -13,12 +13,13 @@ import torch
 from posttrain.models.fused import fuse_layers
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import packed_attention
+from posttrain.parallel.mesh import Mesh
 from posttrain.store.files import make_folder
 from posttrain.train.checkpoint.checkpoints import Checkpoints
 from posttrain.train.config import TrainConfig, training_phases
 from posttrain.train.data.batch_sampler import BatchSampler
 from posttrain.train.data.config import curriculum_difficulty
-from posttrain.train.data.loader import BatchLoader
+from posttrain.train.data.loader import BatchLoader, BatchSource
 from posttrain.train.data.token_set import longest_lengths
 from posttrain.train.data.units import first_pass_groups
 from posttrain.train.memory.micro_batch import MicroBatch
@@ -51,8 +52,8 @@ class TrainingParts:
 
     Args:
         state: everything that the next step depends on.
-        loader: loads its batches.
-        learning_rates: scheduled learning rate of each step.
+        batches: its batches.
+        learning_rate: returns the scheduled learning rate of a step.
         checkpoints: checkpoints in its folder.
         recovery: saves, resumes and rolls back.
         meter: measures its steps.
@@ -61,8 +62,8 @@ class TrainingParts:
     """
 
     state: TrainingState
-    loader: BatchLoader
-    learning_rates: list[float]
+    batches: BatchSource
+    learning_rate: Callable[[int], float]
     checkpoints: Checkpoints
     recovery: Recovery
     meter: StepMeter
@@ -75,6 +76,7 @@ def set_up_training(
     lm: LanguageModel,
     objective: Objective,
     config: TrainConfig,
+    mesh: Mesh,
     *,
     seed: int,
     scratch: Path,
@@ -85,6 +87,7 @@ def set_up_training(
     """Prepares model and objective, and resumes from the newest checkpoint; restores the model at the end.
 
     Args:
+        mesh: the processes that train together.
         seed: seed of the order of the data and of dropout.
         scratch: folder of everything that a training resumes from.
         sink: receives the values of each step.
@@ -135,14 +138,21 @@ def set_up_training(
             compile_layers(lm)
         stack.enter_context(checkpoints)
         recovery = Recovery(state, recovery_log, checkpoints, scratch, LOWER_RATE_FACTOR, sink)
-        # After everything that sets the model up, and before the loader, which starts at the step resumed from.
+        # After everything that sets the model up, and before the loader, which reads what a curriculum has observed.
         recovery.resume()
         loader = BatchLoader(
-            objective.units, sampler, budget, device=lm.device, padded=padded, tasks=tasks, config=config.loader
+            objective.units,
+            sampler,
+            budget,
+            device=lm.device,
+            padded=padded,
+            tasks=tasks,
+            config=config.loader,
+            mesh=mesh,
         )
         stack.enter_context(loader)
-        rates = _learning_rates(config, sampler)
-        yield TrainingParts(state, loader, rates, checkpoints, recovery, step_meter, surgery, supernet)
+        rate = partial(_learning_rate, config, sampler)
+        yield TrainingParts(state, loader, rate, checkpoints, recovery, step_meter, surgery, supernet)
 
 
 def autocast(lm: LanguageModel, config: TrainConfig) -> Callable[[], AbstractContextManager[object]]:
@@ -196,13 +206,10 @@ def _number_tasks(
     return tasks.astype(np.int64), names.tolist()
 
 
-def _learning_rates(config: TrainConfig, sampler: BatchSampler) -> list[float]:
-    """Returns the learning rate of every step, as each phase schedules it."""
-    positions = map(sampler.position, range(sampler.steps))
-    return [
-        scheduled_lr(config.schedule, at.config.learning_rate or config.learning_rate, at.step, at.steps)
-        for at in positions
-    ]
+def _learning_rate(config: TrainConfig, sampler: BatchSampler, step: int) -> float:
+    """Returns the learning rate of a step, as its phase schedules it."""
+    at = sampler.position(step)
+    return scheduled_lr(config.schedule, at.config.learning_rate or config.learning_rate, at.step, at.steps)
 
 
 def _initial_state(

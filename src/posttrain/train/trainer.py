@@ -17,6 +17,7 @@ from torch import Tensor
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.loading import is_out_of_memory
 from posttrain.models.packing import Packed
+from posttrain.parallel.mesh import Mesh
 from posttrain.store.errors import WorkError
 from posttrain.store.progress import progress_bar
 from posttrain.train.callbacks import CallbackList, TrainingStopped
@@ -76,6 +77,7 @@ class Trainer:
         difficulties: float [units], for a curriculum by a column.
         profile: folder of a profile; None: in ``scratch``.
         callbacks: called after each step and at each checkpoint.
+        mesh: the processes that train together.
     """
 
     lm: LanguageModel
@@ -88,6 +90,7 @@ class Trainer:
     difficulties: np.ndarray | None = None
     profile: Path | None = None
     callbacks: CallbackList | None = None
+    mesh: Mesh = field(default_factory=Mesh.single)
     parts: TrainingParts = field(init=False)
     state: TrainingState = field(init=False)
     _checkpoint_memory_reserved: bool = field(default=False, init=False)
@@ -110,6 +113,7 @@ class Trainer:
             self.lm,
             self.objective,
             self.config,
+            self.mesh,
             seed=self.seed,
             scratch=self.scratch,
             sink=self.sink,
@@ -142,7 +146,6 @@ class Trainer:
             advance(len(steps))
             if steps:
                 log.info("  resumes behind step %d of %d", len(steps), total)
-            self.parts.loader.seek(len(steps))
             self._last_checkpoint = time.monotonic()
             if self.callbacks and self.callbacks.on_begin(len(steps), total) and len(steps) < total:
                 self._stop(total)
@@ -191,12 +194,12 @@ class Trainer:
         state, scaler, monitor = self.state, self.state.loss_scale, self.state.monitor
         self.parts.meter.start()
         with phase("data"):
-            batch = next(self.parts.loader)
+            batch = self.parts.batches.next(step)
         # Loss and gradients of other data are no fault: records learned by heart have next to no gradient, beside which
         # any that a curriculum opens would look like an explosion.
-        if state.sampler.changes_data(step):
+        if batch.changes_data:
             monitor.reset()
-        lr = state.interventions.lr_factor * self.parts.learning_rates[step]
+        lr = state.interventions.lr_factor * self.parts.learning_rate(step)
 
         batch, result = self.forward_backward(batch)
         scale = scaler.value if scaler else 1.0
@@ -240,7 +243,7 @@ class Trainer:
                 computed=batch.lengths.computed,
                 pairs=batch.lengths.pairs,
                 supervised=result.supervised,
-                waited=self.parts.loader.waited,
+                waited=self.parts.batches.waited,
             ),
         )
         state.steps.append(values)
@@ -400,21 +403,18 @@ class Trainer:
 
     def _act(self, decision: MonitorDecision, decisions: list[MonitorDecision]) -> bool:
         """Carries out a decision; returns whether training was rolled back."""
-        if rolled_back := self.parts.recovery.act(decision, decisions):
-            self.parts.loader.seek(len(self.state.steps))
-        return rolled_back
+        return self.parts.recovery.act(decision, decisions)
 
     def _halve_micro_batch(self, batch: Batch) -> Batch:
         """Halves the token budget from this step on, and cuts the step's batch again."""
-        loader, recovery = self.parts.loader, self.parts.recovery
-        budget = max(1, min(loader.budget, max(packed.tokens for packed in batch.packed)) // 2)
+        batches, recovery = self.parts.batches, self.parts.recovery
+        budget = max(1, min(batches.budget, max(packed.tokens for packed in batch.packed)) // 2)
         log.warning(
             "out of memory at step %d: micro-batches of at most %d tokens from here on, the batch stays as it is",
             batch.step,
             budget,
         )
         # Noted at once: a resumed training would otherwise run out of memory again.
-        loader.budget = recovery.log.fitting_budget = budget
+        batches.budget = recovery.log.fitting_budget = budget
         recovery.log.write(self.scratch)
-        loader.seek(batch.step)
-        return next(loader)
+        return batches.next(batch.step)

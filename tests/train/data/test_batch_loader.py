@@ -2,8 +2,9 @@
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from posttrain.models.chat import ChatTemplate, TokenizedExample
 from posttrain.models.packing import Unit, micro_batches, pack
 from posttrain.models.task import TaskConfig
 from posttrain.models.tiny import byte_tokenizer
+from posttrain.parallel.mesh import Mesh
 from posttrain.train.data.batch_sampler import BatchSampler
 from posttrain.train.data.config import CurriculumConfig, LoaderConfig, PhaseConfig
 from posttrain.train.data.encoding import Encoder
 from posttrain.train.data.loader import Batch, BatchLengths, BatchLoader
+from posttrain.train.data.token_set import TokenSet
 from posttrain.train.data.tokenise import tokenise
 
 WAYS = [(0, 1), (1, 1), (1, 2), (2, 3), (3, 8)]
@@ -29,6 +32,11 @@ WAYS = [(0, 1), (1, 1), (1, 2), (2, 3), (3, 8)]
 
 def build_sampler(phases: Sequence[PhaseConfig] = (PhaseConfig(epochs=3),), **options: Any) -> BatchSampler:
     return BatchSampler(10, 4, 3, phases, **options)
+
+
+def batches(loader: BatchLoader, first: int = 0, last: int = 9) -> Iterator[Batch]:
+    """The batches of steps one after another."""
+    return (loader.next(step) for step in range(first, last))
 
 
 def content(batch: Batch) -> dict[str, Any]:
@@ -66,7 +74,7 @@ def test_batches_are_those_packed_without_a_loader(
 ) -> None:
     config = LoaderConfig(workers=workers, prefetch=prefetch)
     with BatchLoader(units, build_sampler(), 130, padded=padded, config=config) as loader:
-        actual = [content(batch) for batch in loader]
+        actual = [content(batch) for batch in batches(loader)]
     expected = []
     for step in range(9):
         epoch, rows = step // 3, build_sampler().rows(step)
@@ -83,31 +91,46 @@ def test_batches_are_those_packed_without_a_loader(
 
 @pytest.mark.parametrize("step", range(10))
 @pytest.mark.parametrize(("workers", "prefetch"), [(0, 1), (1, 2)])
-def test_a_loader_seeks_to_any_step(units: Sequence[Unit], workers: int, prefetch: int, step: int) -> None:
+def test_a_loader_continues_at_any_step(units: Sequence[Unit], workers: int, prefetch: int, step: int) -> None:
     with BatchLoader(units, build_sampler(), 130, config=LoaderConfig(workers=workers, prefetch=prefetch)) as loader:
-        batches = [content(batch) for batch in loader]
-        loader.seek(step)
-        assert [content(batch) for batch in loader] == batches[step:]
-        loader.seek(0)
-        assert content(next(loader)) == batches[0]
-        loader.seek(0)
-        assert content(next(loader)) == batches[0]
+        expected = [content(batch) for batch in batches(loader)]
+        assert [content(batch) for batch in batches(loader, step)] == expected[step:]
+        assert content(loader.next(0)) == expected[0]
+        assert content(loader.next(0)) == expected[0]
 
 
 @pytest.mark.parametrize(("workers", "prefetch"), WAYS)
-def test_a_new_budget_applies_from_the_next_batch(units: Sequence[Unit], workers: int, prefetch: int) -> None:
+def test_a_step_is_cut_again_by_a_new_budget(units: Sequence[Unit], workers: int, prefetch: int) -> None:
     config = LoaderConfig(workers=workers, prefetch=prefetch)
     with (
         BatchLoader(units, build_sampler(), 10_000, config=config) as loader,
         BatchLoader(units, build_sampler(), 1) as single,
     ):
-        expected = [content(batch) for batch in single]
-        first = next(loader)
-        assert (loader.budget, len(first.packed)) == (10_000, 1)
-        loader.budget = 1
-        assert content(next(loader)) == expected[1]
-        loader.seek(0)  # as after an out-of-memory error in step 0
-        assert [content(batch) for batch in loader] == expected
+        assert len(loader.next(0).packed) == 1
+        loader.budget = 1  # as after an out-of-memory error in step 0
+        assert [content(batch) for batch in batches(loader)] == [content(batch) for batch in batches(single)]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 16])
+def test_processes_share_the_rows_of_a_step(
+    make_units: Callable[..., list[Unit]], make_set: Callable[..., TokenSet], world_size: int
+) -> None:
+    lengths = np.random.default_rng(1).integers(2, 40, 23).tolist()
+    units, sampler = make_set(make_units(lengths), 150), BatchSampler(23, 5, 3, [PhaseConfig(epochs=2)])
+    meshes = [Mesh(rank, world_size) for rank in range(world_size)]
+    loaders = [BatchLoader(units, sampler, 64, mesh=mesh, config=LoaderConfig(workers=0)) for mesh in meshes]
+    tokens = np.zeros(world_size, np.int64)
+    for step in range(sampler.steps):
+        rows, parts = sampler.rows(step), [list(chain(*loader.next(step).rows)) for loader in loaders]
+        assert sorted(row for part in parts for row in part) == sorted(rows)
+        for rank, part in enumerate(parts):
+            positions = [rows.index(row) for row in part]
+            assert positions == sorted(positions)
+            tokens[rank] += sum(lengths[row] for row in part)
+        if step < 5:
+            assert np.ptp(tokens) <= max(lengths)
+    with pytest.raises(ValueError, match="rank 2 is not below the world size 2"):
+        Mesh(2, 2)
 
 
 class SlowUnits(Sequence[Unit]):
@@ -134,12 +157,12 @@ def test_an_error_in_a_thread_is_raised(units: Sequence[Unit], workers: int, pre
         broken_units, build_sampler(), 130, config=LoaderConfig(workers=workers, prefetch=prefetch)
     ) as loader:
         for step in range(failing_step):
-            assert next(loader).step == step
+            assert loader.next(step).step == step
         for _ in range(2):
             with pytest.raises(OSError, match="the disk is gone"):
-                next(loader)
+                loader.next(failing_step)
         broken_units.broken = None
-        assert next(loader).step == failing_step, "no step is skipped"
+        assert loader.next(failing_step).step == failing_step
 
 
 @pytest.mark.slow
@@ -148,10 +171,10 @@ def test_waiting_is_measured(units: Sequence[Unit]) -> None:
         with BatchLoader(
             SlowUnits(units, seconds=0.1), build_sampler(), 130, config=LoaderConfig(workers=workers)
         ) as loader:
-            next(loader)
+            loader.next(0)
             assert loader.waited >= 0.4
             wait(loader._prefetched)
-            next(loader)
+            loader.next(1)
             assert (loader.waited < 0.4) == bool(workers), "it was packed meanwhile"
 
 
@@ -165,7 +188,7 @@ def test_prefetch_limits_the_steps_ahead(units: Sequence[Unit]) -> None:
 
     with BatchLoader(CountingUnits(units), build_sampler(), 130, config=LoaderConfig(workers=2, prefetch=3)) as loader:
         assert not rows_read, "nothing is loaded before it is requested"
-        next(loader)
+        loader.next(0)
         time.sleep(0.2)
         assert len(rows_read) <= 4 * 4
 
@@ -175,7 +198,7 @@ def test_an_interrupted_training_leaves_no_thread(units: Sequence[Unit]) -> None
         with BatchLoader(
             SlowUnits(units, seconds=0.01), build_sampler(), 130, config=LoaderConfig(workers=2, prefetch=8)
         ) as loader:
-            next(loader)
+            loader.next(0)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -191,7 +214,7 @@ def test_an_adaptive_sampler_observes_losses_in_time(units: Sequence[Unit], work
 
     reference, sampler = adaptive_sampler(), adaptive_sampler()
     with BatchLoader(units, sampler, 130, config=LoaderConfig(workers=workers, prefetch=prefetch)) as loader:
-        for batch in loader:
+        for batch in batches(loader, last=10):
             assert [row for rows in batch.rows for row in rows] == reference.rows(batch.step)
             for observer in (reference, sampler):
                 observer.observe(batch.step, 4.0 - batch.step / 3)
@@ -202,14 +225,14 @@ def test_a_step_with_undecided_rows_cannot_be_loaded(units: Sequence[Unit]) -> N
     curriculum = CurriculumConfig(name="adaptive", every=2)
     sampler = build_sampler([PhaseConfig(steps=10, curriculum=curriculum)], difficulties=np.arange(10))
     with BatchLoader(units, sampler, 130) as loader:
-        next(loader), next(loader)
+        loader.next(0), loader.next(1)
         with pytest.raises(IndexError, match="the rows of step 2 are not decided"):
-            next(loader)
+            loader.next(2)
 
 
 def test_units_may_be_a_list(examples: list[TokenizedExample]) -> None:
     with BatchLoader([[example] for example in examples], build_sampler(), 130) as loader:
-        assert sum(len(batch.lengths.sequences) for batch in loader) == 30
+        assert sum(len(batch.lengths.sequences) for batch in batches(loader)) == 30
 
 
 class ComputeRecorder(TorchDispatchMode):

@@ -201,6 +201,7 @@ def test_processes_with_the_same_losses_sample_the_same(size: int) -> None:
 def test_prefetched_steps_wait_for_the_losses(make_units: MakeUnits, workers: int, prefetch: int) -> None:
     units, sampler, reference = make_units([6] * COUNT), build_sampler(), observed_sampler(STEPS)
     with BatchLoader(units, sampler, 100, config=LoaderConfig(workers=workers, prefetch=prefetch)) as loader:
-        for batch in loader:
+        for step in range(sampler.steps):
+            batch = loader.next(step)
             assert [row for rows in batch.rows for row in rows] == reference.rows(batch.step)
             observe(sampler, batch.step)

@@ -269,11 +269,10 @@ class BatchSampler:
         self._observed = step + 1
         phase.observe(within, loss, unit_losses)
 
-    def seen(self, steps: int | None = None, *, samples: int = 0, since: int = 0) -> np.ndarray:
+    def seen(self, steps: int | None = None, *, since: int = 0) -> np.ndarray:
         """int64 [count]: uses of each record in the first ``steps`` steps, or in all that are decided.
 
         Args:
-            samples: samples of the step after them that count too.
             since: the first step that counts.
         """
         times = np.zeros(self.count, np.int64)
@@ -281,8 +280,6 @@ class BatchSampler:
         # Counted step by step: `np.add.at` adds a row again that a step has twice.
         for step in range(since, end):
             np.add.at(times, self.rows(step), 1)
-        if samples:
-            np.add.at(times, self.rows(end)[:samples], 1)
         return times
 
     def state(self) -> dict[str, Any]:

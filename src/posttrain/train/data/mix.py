@@ -108,7 +108,7 @@ def apportion(total: int, logs: np.ndarray, caps: np.ndarray | None = None) -> l
 
 
 def mix_counts(
-    sampler: "BatchSampler", kinds: Mapping[str, Sequence[str]], steps: int | None = None, *, samples: int = 0
+    sampler: "BatchSampler", kinds: Mapping[str, Sequence[str]], steps: int | None = None
 ) -> list[dict[str, Any]]:
     """Counts how often the phases with a mix use the records of each kind.
 
@@ -116,10 +116,9 @@ def mix_counts(
         sampler: sampler of the training.
         kinds: each record's kind, by ``mix_by``.
         steps: count the first so many steps; None: all that are decided.
-        samples: samples of the step after them that count too.
 
     Returns:
-        For each phase with a mix ``stage`` (its number), ``by`` and ``kinds``: by name ``records`` (their number),
+        For each phase with a mix ``phase`` (its number), ``by`` and ``kinds``: by name ``records`` (their number),
         ``met`` (samples), ``epochs`` (``met`` a record), ``fewest`` and ``most`` (uses of one record).
     """
     end = sampler.decided if steps is None else steps
@@ -129,12 +128,11 @@ def mix_counts(
         config = position.config
         if config.mix is None:
             continue
-        begun = first <= end < last
-        uses = sampler.seen(min(end, last), samples=samples if begun else 0, since=min(first, end))
+        uses = sampler.seen(min(end, last), since=min(first, end))
         record_kinds = np.asarray(kinds[config.mix_by])
         names = sorted(set(record_kinds.tolist())) if config.mix == "sizes" else list(config.mix)
         by_kind = {name: _kind_counts(uses[record_kinds == name]) for name in names}
-        counts.append({"stage": number, "by": config.mix_by, "kinds": by_kind})
+        counts.append({"phase": number, "by": config.mix_by, "kinds": by_kind})
     return counts
 
 

@@ -8,24 +8,10 @@ import numpy as np
 from posttrain.train.data.batch_sampler import BatchSampler
 
 
-def partition_samples(lengths: np.ndarray, world_size: int) -> list[np.ndarray]:
-    """Assigns samples to processes, the longest first, each to the one with the fewest tokens (Graham 1969, LPT).
+def assign_ranks(lengths: np.ndarray, loads: list[int]) -> np.ndarray:
+    """int64 [N]: the process of each sample, the longest first to the one with the fewest tokens (Graham 1969, LPT).
 
     The loads differ by the longest sample at most: by 5 % or less if each is 20 times as large.
-
-    Args:
-        lengths: int [N], tokens of each sample.
-        world_size: number of processes.
-
-    Returns:
-        For each process int64, the indices of its samples, ascending. Every sample is in one of them.
-    """
-    ranks = assign_ranks(lengths, [0] * world_size)
-    return [np.flatnonzero(ranks == rank) for rank in range(world_size)]
-
-
-def assign_ranks(lengths: np.ndarray, loads: list[int]) -> np.ndarray:
-    """int64 [N]: the process of each sample, as `partition_samples` assigns them.
 
     Args:
         lengths: int [N], tokens of each sample.
@@ -34,7 +20,7 @@ def assign_ranks(lengths: np.ndarray, loads: list[int]) -> np.ndarray:
     ranks = np.zeros(len(lengths), np.int64)
     heap = [(load, rank) for rank, load in enumerate(loads)]
     heapify(heap)
-    # The longest first to the least loaded (R. L. Graham, Bounds on Multiprocessing Timing Anomalies, 1969).
+    # R. L. Graham, Bounds on Multiprocessing Timing Anomalies, 1969.
     order = np.argsort(-np.asarray(lengths), kind="stable")
     for sample, length in zip(order.tolist(), np.asarray(lengths)[order].tolist(), strict=True):
         load, rank = heap[0]
@@ -55,17 +41,14 @@ class RankPartition:
         sampler: chooses the samples.
         lengths: int [samples], tokens of each.
         size: number of processes.
-        since: step, and samples of it, that were used under another number of processes; what follows them in their
-            epoch is partitioned anew.
     """
 
-    def __init__(self, sampler: BatchSampler, lengths: np.ndarray, size: int, since: tuple[int, int] = (0, 0)) -> None:
-        self.size, self.since = size, since
-        self._sampler, self._lengths = sampler, np.asarray(lengths)
+    def __init__(self, sampler: BatchSampler, lengths: np.ndarray, size: int) -> None:
+        self._sampler, self._lengths, self._size = sampler, np.asarray(lengths), size
         self._at, self._epoch, self._loads = -1, -1, [0] * size  # after which step
 
     def ranks(self, step: int) -> np.ndarray:
-        """int64 [samples of the step]: the process of each; -1 for those that were used before ``since``.
+        """int64 [samples of the step]: the process of each.
 
         Raises:
             IndexError: there is no such step, or its samples are not decided.
@@ -74,18 +57,9 @@ class RankPartition:
         # Loads depend on the steps before in the epoch only, so that resuming replays one epoch at most.
         if not (self._epoch == epoch and self._at < step):
             first = bisect_left(range(self._sampler.steps), epoch, key=lambda step: self._sampler.position(step).epoch)
-            self._at, self._epoch, self._loads = max(first, self.since[0]) - 1, epoch, [0] * self.size
-        if step < self.since[0]:
-            return np.full(len(self._sampler.rows(step)), -1)
+            self._at, self._epoch, self._loads = first - 1, epoch, [0] * self._size
         # A step out of turn: those before it in its epoch are assigned first, by their lengths alone.
         for earlier in range(self._at + 1, step + 1):
-            ranks = self._assign_step(earlier)
+            ranks = assign_ranks(self._lengths[self._sampler.rows(earlier)], self._loads)
             self._at = earlier
-        return ranks
-
-    def _assign_step(self, step: int) -> np.ndarray:
-        rows = self._sampler.rows(step)
-        before = self.since[1] if step == self.since[0] else 0
-        ranks = np.full(len(rows), -1)
-        ranks[before:] = assign_ranks(self._lengths[rows[before:]], self._loads)
         return ranks
