@@ -1,13 +1,13 @@
 """Compares populations, which change settings while models train, with fixed schedules from the same compute.
 
     python benchmarks/population_schedules.py FOLDER --data DIR [--model smollm2-135m] [--seeds 3] [--trials 8]
-        [--parts 6] [--intents 10] [--per-intent 16] [--epochs 3] [--arms fixed constant pbt pbt_cosine pb2]
+        [--parts 6] [--intents 10] [--per-intent 16] [--epochs 3] [--arms fixed constant pbt pbt_cosine]
         [--engine inline]
 
 SmolLM2-135M with LoRA learns the intents of Banking77's messages. Each arm is ``posttrain tune`` with as many whole
 trainings over the same space: ``fixed`` draws settings at random, and the learning rate falls as a cosine; ``constant``
-draws them at random and holds them; ``pbt`` and ``pb2`` begin with a constant rate, and after each part of a training
-the poorest quarter goes on from the best quarter's checkpoints with other settings; in ``pbt_cosine`` the rate falls
+draws them at random and holds them; ``pbt`` begins with a constant rate, and after each part of a training
+the poorest quarter continues from the best quarter's checkpoints with other settings; in ``pbt_cosine`` the rate falls
 as a cosine, too, and populations change its peak. An arm's model with the least
 held-out loss is measured on test messages: loss in nats a message, and accuracy. A row has the means over seeds, with
 intervals by Student's t. The same command resumes.
@@ -44,9 +44,9 @@ SPACE: dict[str, Any] = {
     "train.lora.dropout": {"float": [0.0, 0.3]},
 }
 
-ARMS = ("fixed", "constant", "pbt", "pbt_cosine", "pb2")
+ARMS = ("fixed", "constant", "pbt", "pbt_cosine")
 
-POPULATIONS = {"pbt": "pbt", "pbt_cosine": "pbt", "pb2": "pb2"}  # their schedulers
+POPULATIONS = ("pbt", "pbt_cosine")
 
 
 def config_of_arm(options: argparse.Namespace, arm: str, seed: int, precision: str) -> dict[str, Any]:
@@ -55,12 +55,12 @@ def config_of_arm(options: argparse.Namespace, arm: str, seed: int, precision: s
     scheduler = {"name": "none", "max_resource": options.parts}
     if arm in POPULATIONS:
         scheduler = {
-            "name": POPULATIONS[arm],
+            "name": "pbt",
             "population": options.trials,
             "interval": 1,
             "max_resource": options.parts,
         }
-    # Those that go on from a checkpoint count as trials, too; the compute is that of `options.trials` trainings.
+    # Those that continue from a checkpoint count as trials, too; the compute is that of `options.trials` trainings.
     forks = (options.parts - 1) * (options.trials // 4) if arm in POPULATIONS else 0
     tune = {
         "space": SPACE,

@@ -25,9 +25,7 @@ from posttrain.testing.schedulers import SchedulerRun
 from posttrain.tune.api import optimize
 from posttrain.tune.backends.base import Handler
 from posttrain.tune.backends.simulated import CurvePoint, SimulatedBackend
-from posttrain.tune.curves import extrapolate
-from posttrain.tune.schedulers.base import Decision, Scheduler
-from posttrain.tune.schedulers.moasha import MoAsha
+from posttrain.tune.schedulers.base import Scheduler
 from posttrain.tune.schedulers.registry import make_scheduler
 
 STEPS = 81
@@ -38,14 +36,6 @@ METHODS = ("choose", "started", "report", "ended")
 def value(number: int, step: int) -> float:
     """Returns the value of a trial at a step: a curve that falls to an end of its own."""
     return number * 7919 % 10007 / 10007 + 1 / step
-
-
-class ThreeObjectives(MoAsha):
-    """Takes a value for three, of which the others hang on it and on the trial."""
-
-    def report(self, number: int, step: int, value: float) -> Decision:
-        others = number * 104729 % 10007 / 10007, number * 1299709 % 10007 / 10007
-        return self.report_values(number, step, (value, *(other - value / 10 for other in others)))
 
 
 def timed(function: Callable[..., Any], times: list[float]) -> Callable[..., Any]:
@@ -98,7 +88,7 @@ def measure_driver(scheduler: str, trials: int, *, kept: bool = False) -> list[f
             lambda: backend,
             {"rate": {"float": [1e-5, 1e-2], "log": True}, "share": {"float": [0, 1]}},
             budget=f"{trials} trials",
-            sampler=None if scheduler in ("pbt", "pb2") else "random",
+            sampler=None if scheduler == "pbt" else "random",
             scheduler={"name": scheduler, "max_resource": STEPS},
             out=folder if kept else None,
         )
@@ -134,25 +124,14 @@ def main() -> None:
     options = parser.parse_args()
     count: int = options.trials
     gc.disable()
-    extrapolate([1, 2], [1.0, 0.5], 3).probability_below(0.0)  # loads SciPy
     print("| scheduler | decisions | median, ms | last, ms | most, ms |\n| --- | ---: | ---: | ---: | ---: |")
     rows: dict[str, Callable[[], list[float]]] = {
         name: lambda name=name: measure(make_scheduler({"name": name, "max_resource": STEPS}), count)  # type: ignore[misc]
         for name in ("asha", "successive_halving", "hyperband", "early_stopping", "pbt")
     }
-    rows["successive_halving, one bracket"] = lambda: measure(
-        make_scheduler({"name": "successive_halving", "max_resource": STEPS, "trials": count}), count
-    )
-    rows["moasha, three objectives"] = lambda: measure(ThreeObjectives(STEPS), count)
-    # Each report computes an extrapolation: a tenth of the trials shows its cost.
-    rows[f"extrapolation, {count // 10:,} trials"] = lambda: measure(
-        make_scheduler({"name": "extrapolation", "max_resource": STEPS}), count // 10
-    )
     rows["driver, asha"] = lambda: measure_driver("asha", count)
     rows["driver and study.db, asha"] = lambda: measure_driver("asha", count, kept=True)
     rows["driver, pbt"] = lambda: measure_driver("pbt", count)
-    # Each child has a Gaussian process fitted: a hundredth of the trials shows its cost.
-    rows[f"driver, pb2, {count // 100:,} trials"] = lambda: measure_driver("pb2", count // 100)
     pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
     rows["Optuna, successive halving"] = lambda: measure_optuna(pruner, count)
     for name, run in rows.items():

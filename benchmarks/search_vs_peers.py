@@ -159,7 +159,6 @@ def searches(problem: Problem) -> dict[str, Search]:
             "Optuna GP": partial(run_optuna, gp, lambda _: optuna.pruners.NopPruner()),
         }
     asha = {"name": "asha", "max_resource": problem.parts}
-    hyperband = {"name": "hyperband", "max_resource": problem.parts}
 
     def pruner(problem: Problem) -> Any:
         return optuna.pruners.HyperbandPruner(1, problem.parts, 3)
@@ -169,9 +168,7 @@ def searches(problem: Problem) -> dict[str, Search]:
         "posttrain random, asha": partial(run_ours, "random", asha),
         "posttrain tpe, asha": partial(run_ours, "tpe", asha),
         "posttrain gp, asha": partial(run_ours, "gp", asha),
-        "posttrain bohb, hyperband": partial(run_ours, "bohb", hyperband),
         "posttrain tpe, asha, warm": partial(run_warm, "tpe", asha),
-        "posttrain rgpe, asha, warm": partial(run_warm, "rgpe", asha),
         "Optuna TPE, Hyperband": partial(run_optuna, tpe, pruner),
         "Optuna GP, Hyperband": partial(run_optuna, gp, pruner),
     }

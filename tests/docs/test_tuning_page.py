@@ -63,7 +63,6 @@ def test_the_python_runs(run: Callable[[str, Path], str], tmp_path: Path) -> Non
 
 
 def test_the_tables_name_every_part_with_its_options() -> None:
-    # By section, as `pb2` is the name of a sampler and of a scheduler.
     samplers, schedulers = PAGE.split("\n## Samplers\n")[1].split("\n## Schedulers\n")
     parts: list[tuple[str, Registry[Any], int]] = [(samplers, SAMPLERS, 3), (schedulers, SCHEDULERS, 0)]
     for section, registry, own in parts:

@@ -10,7 +10,6 @@ from sklearn.gaussian_process.kernels import Matern, WhiteKernel
 
 from posttrain.tune.acquisition import (
     confidence_weight,
-    cost_exponent,
     log_expected_improvement,
     log_probability_of_improvement,
     upper_confidence_bound,
@@ -61,12 +60,6 @@ def test_the_logarithm_is_finite_and_monotone() -> None:
     assert (np.diff(logs) < 0).all()
 
 
-def test_the_exponent_of_cost_falls_with_the_budget() -> None:
-    assert [cost_exponent(spent, 0.2) for spent in (0.2, 0.6, 1.0, 1.5)] == [1.0, 0.5, 0.0, 0.0]
-    assert cost_exponent(0.1, 0.2) == 1.0
-    assert cost_exponent(1.0, 1.0) == 0.0
-
-
 def test_the_weight_of_confidence() -> None:
     assert confidence_weight(10, 2) == pytest.approx(2 / 5 * math.log(2 * 100 * math.pi**2 / 0.6))
 
@@ -82,10 +75,6 @@ def test_the_process_is_that_of_scikit_learn() -> None:
     mean, deviation = reference.predict(new, return_std=True)
     np.testing.assert_allclose(process.mean(values, new), mean, rtol=1e-9)
     np.testing.assert_allclose(process.deviation(new) ** 2, deviation**2 - 0.05, rtol=1e-7)
-    for at in range(12):
-        rest = np.delete(np.arange(12), at)
-        other = GaussianProcess(points[rest], MaternKernel(lengths), 0.05)
-        assert process.leave_one_out(values)[at] == pytest.approx(other.mean(values[rest], points[[at]])[0], rel=1e-8)
 
 
 def test_the_fit_finds_which_coordinate_counts() -> None:
@@ -93,6 +82,5 @@ def test_the_fit_finds_which_coordinate_counts() -> None:
     points = generator.random((40, 2))
     values = np.sin(9 * points[:, 0]) + 0.01 * generator.normal(size=40)
     process = fit_matern(points, values - values.mean(), generator)
-    assert isinstance(process.kernel, MaternKernel)
     assert process.kernel.lengths[0] < 0.2 * process.kernel.lengths[1]
     assert process.noise < 1e-2

@@ -13,7 +13,6 @@ SCHEDULERS: dict[str, Any] = {
     "asha 9": {"name": "asha", "max_resource": 9},
     "asha 4": {"name": "asha", "max_resource": 4},
     "asha eta 2": {"name": "asha", "max_resource": 9, "eta": 2},
-    "moasha 9": {"name": "moasha", "max_resource": 9},
     "hyperband 9": {"name": "hyperband", "max_resource": 9},
     "halving 4": {"name": "successive_halving", "max_resource": 4, "eta": 2},
     "none": "none",
@@ -27,7 +26,7 @@ def curve(settings: Any) -> list[CurvePoint]:
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        *[("asha 9", "asha eta 2"), ("asha eta 2", "hyperband 9"), ("moasha 9", "asha eta 2"), ("asha 4", "asha 9")],
+        *[("asha 9", "asha eta 2"), ("asha eta 2", "hyperband 9"), ("asha 4", "asha 9")],
         *[("hyperband 9", "halving 4"), ("asha 9", "none"), ("halving 4", "asha 9"), ("none", "hyperband 9")],
     ],
 )

@@ -220,7 +220,7 @@ def test_a_grid_ends_a_study() -> None:
     ("change", "problem"),
     [
         ({"space": {}}, "space: has no parameter to search"),
-        ({"budget": "some"}, "budget: `some` is no budget"),
+        ({"budget": "some"}, "budget: `some` is not a budget"),
         ({"sampler": "best"}, "there is no sampler `best`"),
         ({"scheduler": "best"}, "there is no scheduler `best`"),
         ({"engine": "inlien"}, "there is no engine `inlien`; did you mean `inline`?"),
@@ -286,13 +286,14 @@ def test_initial_points_that_are_equal_in_python_are_several() -> None:
     assert [repr(trial.settings["a"]) for trial in result.trials] == ["1", "True"]
 
 
-@pytest.mark.parametrize("options", [{"sampler": {"name": "gp", "startup": 3}}, {"stop": {"gain": "1%"}}])
-def test_choices_of_lists_have_a_model(options: dict[str, Any]) -> None:
+def test_choices_of_lists_have_a_model() -> None:
     space = {"modules": Choice([["q", "v"], ["q", "k", "v"]]), "x": Float(0, 1)}
-    assert len(minimize(lambda trial: trial["x"] * len(trial["modules"]), space, budget=12, **options).trials) == 12
+    sampler = {"name": "gp", "startup": 3}
+    result = minimize(lambda trial: trial["x"] * len(trial["modules"]), space, budget=12, sampler=sampler)
+    assert len(result.trials) == 12
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "gp", "evolutionary", "random"])
+@pytest.mark.parametrize("sampler", ["tpe", "gp", "nsga2", "random"])
 def test_choices_that_are_equal_in_python_are_several(sampler: str) -> None:
     space = {"a": Choice([0, False, 1, True, 1.5]), "x": Float(0, 1)}
     result = minimize(lambda trial: trial["x"], space, budget=40, sampler=sampler)
@@ -328,8 +329,7 @@ def test_warnings_about_the_space_are_logged(caplog: pytest.LogCaptureFixture) -
     space = {"rate": Float(1e-6, 1.0)}  # an end at 1 is no edge
     with caplog.at_level("WARNING", "posttrain"):
         minimize(lambda trial: -trial["rate"], space, budget=4, initial=[{"rate": 1.0}])
-    few, linear = caplog.messages
-    assert "4 trials are few" in few
+    (linear,) = caplog.messages
     assert "try `log: true`" in linear
 
 

@@ -22,7 +22,7 @@ from posttrain.tune.trial import Memory, Report
 
 GB = 10**9
 SPACE = {"x": {"float": [0, 1]}, "memory": {"value": 2 * GB}}
-HALVING = {"name": "successive_halving", "max_resource": 9, "trials": 9}
+HALVING = {"name": "successive_halving", "max_resource": 9}
 
 
 class Machine(SimulatedBackend):
@@ -289,7 +289,7 @@ def test_processes_never_take_more_than_there_is(monkeypatch: pytest.MonkeyPatch
             trial.report(step, trial["x"] + 1 / step)
 
     def search(workers: int) -> TuneResult:
-        scheduler = {"name": "successive_halving", "max_resource": 3, "trials": 6}
+        scheduler = {"name": "successive_halving", "max_resource": 3}
         space = {"x": {"float": [0, 1]}}
         backend = CountingBackend(function, workers)
         return optimize(lambda: backend, space, budget="6 trials", sampler="quasi_random", scheduler=scheduler)

@@ -1,4 +1,4 @@
-"""Fronts, ε-nets and hypervolumes against definitions, Optuna's, and volumes that were counted."""
+"""Fronts and hypervolumes against definitions, Optuna's, and volumes that were counted."""
 
 from itertools import product
 
@@ -7,7 +7,7 @@ import pytest
 from optuna._hypervolume import compute_hypervolume
 from optuna.study._multi_objective import _fast_non_domination_rank
 
-from posttrain.tune.pareto import Fronts, farthest, front_mask, hypervolume, knee, scale_to_range
+from posttrain.tune.pareto import front_mask, hypervolume, knee
 
 
 def clouds(seed: int) -> list[np.ndarray]:
@@ -47,14 +47,6 @@ def test_fronts_are_those_of_the_definition_and_of_optuna(seed: int) -> None:
         ranks = ranks_by_definition(points)
         assert ranks == _fast_non_domination_rank(points).tolist()
         assert front_mask(points).tolist() == [rank == 0 for rank in ranks]
-        fronts = Fronts()
-        for key, point in enumerate(points.tolist()):
-            fronts.add(key, point)
-            # After each point, as a rung is asked after each report.
-            now = ranks_by_definition(points[: key + 1])
-            for level, members in enumerate(fronts.members):
-                assert sorted(members) == [index for index, rank in enumerate(now) if rank == level]
-        assert len(fronts) == len(points)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -80,32 +72,6 @@ def test_hypervolume_of_points_beyond_the_reference_is_none() -> None:
     assert hypervolume(points, np.array([1.0, 1.0])) == 0.0
     assert hypervolume(np.empty((0, 2)), np.ones(2)) == 0.0
     assert hypervolume(points, np.array([3.0, 3.0])) == 3 * 1 + 2 * 1
-
-
-def net(points: np.ndarray) -> list[int]:
-    order: list[int] = []
-    while len(order) < len(points):
-        order.append(farthest(points, order))
-    return order
-
-
-def test_an_epsilon_net_takes_the_farthest_each_time() -> None:
-    # A line from (0, 10) to (10, 0), in units that differ by a thousand: after the ends comes the middle.
-    points = np.array([[5.0, 5000.0], [1.0, 9000.0], [0.0, 10000.0], [10.0, 0.0], [8.0, 2000.0]])
-    assert net(points) == [2, 3, 0, 4, 1]
-    # Equal points come last, and a coordinate with one value counts nothing.
-    assert net(np.array([[1.0, 7.0], [1.0, 7.0], [2.0, 7.0], [3.0, 7.0]])) == [0, 3, 2, 1]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_each_next_point_is_the_farthest_from_those_before(seed: int) -> None:
-    points = np.random.default_rng(seed).random((30, 3))
-    order, scaled = net(points), scale_to_range(points)
-    assert sorted(order) == list(range(30))
-    assert order[0] == points[:, 0].argmin()
-    for count in range(1, 30):
-        distances = [min(np.linalg.norm(scaled[index] - scaled[other]) for other in order[:count]) for index in order]
-        assert distances[count] == pytest.approx(max(distances[count:]))
 
 
 def test_the_knee() -> None:

@@ -16,7 +16,7 @@ from posttrain.tune import Choice, Float, Int, Space, TrialContext, TuneResult, 
 from posttrain.tune.driver import Driver
 from posttrain.tune.samplers.base import Proposal
 from posttrain.tune.samplers.population import PerturbSampler
-from posttrain.tune.schedulers.population import Pb2, Pbt
+from posttrain.tune.schedulers.population import Pbt
 from posttrain.tune.schedulers.registry import make_scheduler
 from posttrain.tune.study import Study, read_study
 from posttrain.tune.trial import Fork, Report, Trial, TrialState, lineage
@@ -29,10 +29,10 @@ class TestPbt(SchedulerContract):
         return lambda: Pbt(max_resource=9, population=4, interval=2)
 
 
-class TestPb2OfPairs(SchedulerContract):
+class TestPairs(SchedulerContract):
     @pytest.fixture
     def make(self) -> MakeScheduler:
-        return lambda: Pb2(max_resource=9, population=2)
+        return lambda: Pbt(max_resource=9, population=2)
 
 
 def jobs(run: SchedulerRun) -> list[tuple[int, int]]:
@@ -97,7 +97,6 @@ def test_workers_do_not_change_a_population(workers: int) -> None:
         ({}, "pbt needs `max_resource`"),
         ({"max_resource": 5, "population": 1}, "1 members are no population"),
         ({"max_resource": 5, "interval": 6}, "interval 6 does not lie between 1 and max_resource 5"),
-        ({"max_resource": 5, "quantile": 0.6}, "quantile 0.6 is no share of at most a half"),
         ({"max_resource": 5, "size": 4}, "pbt has no option `size`"),
     ],
 )
@@ -108,11 +107,9 @@ def test_mistakes_are_named(options: dict[str, Any], problem: str) -> None:
 
 
 def test_a_sampler_that_cannot_perturb_is_refused(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"budget": 3, "scheduler": {"name": "pb2", "max_resource": 2}, "out": tmp_path / "out"}
-    with pytest.raises(UserError, match=r"a population, whose settings this sampler cannot perturb; leave .* use pb2"):
+    options: dict[str, Any] = {"budget": 3, "scheduler": {"name": "pbt", "max_resource": 2}, "out": tmp_path / "out"}
+    with pytest.raises(UserError, match=r"whose settings this sampler cannot perturb; leave .* use perturb"):
         minimize(lambda trial: 0.0, {"x": Float(0, 1)}, sampler="tpe", **options)
-    with pytest.raises(UserError, match="resample 2 is no probability"):
-        minimize(lambda trial: 0.0, {"x": Float(0, 1)}, sampler={"name": "perturb", "resample": 2}, **options)
     assert not (tmp_path / "out").exists()
 
 
@@ -239,9 +236,9 @@ def test_children_of_a_study_that_was_reopened_read_as_they_were(tmp_path: Path)
 
 
 def test_processes_are_inline(tmp_path: Path) -> None:
-    inline = run("pb2")
+    inline = run()
     assert sum(trial.fork is not None for trial in inline.trials) == 5
-    assert outcome(inline.trials) == outcome(run("pb2", out=tmp_path, engine="processes", workers=3).trials)
+    assert outcome(inline.trials) == outcome(run(out=tmp_path, engine="processes", workers=3).trials)
 
 
 class Killed(BaseException):

@@ -3,16 +3,13 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 import pytest
-from optuna.study._multi_objective import _fast_non_domination_rank
 
 from posttrain.store.errors import UserError
 from posttrain.testing.schedulers import MakeScheduler, SchedulerContract, SchedulerRun
 from posttrain.tune.schedulers.asha import Asha
-from posttrain.tune.schedulers.base import Decision, Scheduler
+from posttrain.tune.schedulers.base import Scheduler
 from posttrain.tune.schedulers.hyperband import Hyperband
-from posttrain.tune.schedulers.moasha import MoAsha
 from posttrain.tune.schedulers.none import RunToEnd
 from posttrain.tune.schedulers.registry import SCHEDULERS, make_scheduler
 from posttrain.tune.schedulers.rungs import Rung, rung_levels
@@ -43,22 +40,6 @@ class TestHyperband(SchedulerContract):
         return lambda: Hyperband(max_resource=9)
 
 
-class TestMoAsha(SchedulerContract):
-    @pytest.fixture
-    def make(self) -> MakeScheduler:
-        return lambda: MoAsha(max_resource=9)
-
-
-class TestMoAshaOfTwoObjectives(SchedulerContract):
-    @pytest.fixture
-    def make(self) -> MakeScheduler:
-        class TwoObjectives(MoAsha):
-            def report(self, number: int, step: int, value: float) -> Decision:
-                return self.report_values(number, step, (value, value % 3))
-
-        return lambda: TwoObjectives(max_resource=9)
-
-
 class TestAsha(SchedulerContract):
     @pytest.fixture
     def make(self) -> MakeScheduler:
@@ -80,7 +61,7 @@ def by_number(values: Mapping[int, float]) -> Callable[[int, int], float]:
 
 def test_successive_halving_of_nine_trials() -> None:
     # Figure 1 of the ASHA paper: n = 9, r = 1, R = 9, eta = 3, s = 0: rungs of 9, 3 and 1 trials at steps 1, 3 and 9.
-    scheduler = SuccessiveHalving(max_resource=9, eta=3, trials=9)
+    scheduler = SuccessiveHalving(max_resource=9, eta=3)
     assert scheduler.rungs(0) == [Rung(9, 1), Rung(3, 3), Rung(1, 9)]
     run = SchedulerRun(scheduler, 9, value=by_number(NINE)).run()
     assert jobs(run) == [*((number, 1) for number in range(9)), (7, 3), (5, 3), (0, 3), (7, 9)]
@@ -118,61 +99,6 @@ def test_asha_promotes_from_the_top_rung_first() -> None:
     assert (choice.number, choice.resource) == (9, 3)  # type: ignore[union-attr]
 
 
-def test_moasha_with_one_worker() -> None:
-    # By hand. Rung 0 after trials 0 to 2: no one dominates another, and the ε-net begins with the least first
-    # objective: 1. After six 3 has beaten 0, the front is 1 to 5 and two go on: 1 and, the farthest from it, 2. After
-    # nine three go on of the front 1, 2, 4, 5 and 6: 6 is farther from both ends than 4 and 5. In rung 1 no one
-    # dominates another of 1, 2 and 6: 1 goes on.
-    points = [(5, 5), (1, 9), (9, 1), (4, 4), (2, 8), (8, 2), (3, 3), (6, 6), (7, 7)]
-
-    class Points(MoAsha):
-        def report(self, number: int, step: int, value: float) -> Decision:
-            return self.report_values(number, step, points[number])
-
-    run = SchedulerRun(Points(max_resource=9, eta=3), 9).run()
-    assert jobs(run) == [
-        *[(0, 1), (1, 1), (2, 1), (1, 3)],
-        *[(3, 1), (4, 1), (5, 1), (2, 3)],
-        *[(6, 1), (7, 1), (8, 1), (6, 3), (1, 9)],
-    ]
-    assert run.finished == {1}
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_moasha_of_one_objective_is_asha(seed: int) -> None:
-    generator = np.random.default_rng(seed)
-    values = generator.random((60, 28))
-
-    def value(number: int, step: int) -> float:
-        return float(values[number, step])
-
-    fails = {number: int(generator.integers(1, 27)) for number in range(0, 60, 7)}
-    runs = [SchedulerRun(make(27), 60, 3, value, fails=fails, seed=seed).run() for make in (Asha, MoAsha)]
-    assert runs[0].events == runs[1].events
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_moasha_promotes_of_the_first_fronts(seed: int) -> None:
-    """Whoever is promoted is of the front that still fits into the best third, whatever was before."""
-    points = np.random.default_rng(seed).random((60, 3))
-
-    class Points(MoAsha):
-        def report(self, number: int, step: int, value: float) -> Decision:
-            return self.report_values(number, step, points[number].tolist())
-
-    run = SchedulerRun(Points(max_resource=3), 60).run()
-    arrived: list[int] = []
-    for name, arguments, answer in run.events:
-        if name == "report" and answer is Decision.PAUSE:
-            arrived.append(arguments[0])
-        if name == "started" and arguments[1] == 3:
-            ranks = dict(zip(arrived, _fast_non_domination_rank(points[arrived]).tolist(), strict=True))
-            better = sum(rank < ranks[arguments[0]] for rank in ranks.values())
-            assert better < len(arrived) // 3
-    # A third, and those whose front has moved back since they were promoted.
-    assert 20 <= len(run.finished) <= 30
-
-
 def test_the_brackets_of_hyperband() -> None:
     # Algorithm 1 with R = 81 and eta = 3: n = ceil(5 / (s + 1) 3^s), n_i = floor(n 3^-i), r_i = 81 3^(i - s).
     scheduler = Hyperband(max_resource=81, eta=3)
@@ -199,19 +125,19 @@ def test_hyperband_runs_its_brackets_in_turn() -> None:
 
 
 def test_an_unfinished_rung_is_closed_by_the_budget() -> None:
-    run = SchedulerRun(SuccessiveHalving(max_resource=9, trials=9), 6, value=lambda number, step: float(number)).run()
+    run = SchedulerRun(SuccessiveHalving(max_resource=9), 6, value=lambda number, step: float(number)).run()
     # Six of nine trials: two of three go on, and one of these.
     assert jobs(run)[6:] == [(0, 3), (1, 3), (0, 9)]
 
 
 def test_failures_leave_room_for_the_next_best() -> None:
-    scheduler = SuccessiveHalving(max_resource=9, trials=9)
+    scheduler = SuccessiveHalving(max_resource=9)
     run = SchedulerRun(scheduler, 9, value=lambda number, step: float(number), fails={0: 1, 1: 2}).run()
     assert jobs(run)[9:] == [(1, 3), (2, 3), (3, 3), (2, 9)]
 
 
 def test_a_paused_trial_that_fails_is_not_promoted() -> None:
-    scheduler = SuccessiveHalving(max_resource=3, trials=3)
+    scheduler = SuccessiveHalving(max_resource=3)
     for number in range(3):
         scheduler.started(number, 1, {"bracket": 0})
         scheduler.report(number, 1, float(number))
@@ -221,7 +147,7 @@ def test_a_paused_trial_that_fails_is_not_promoted() -> None:
 
 
 def test_a_trial_that_ends_by_itself_counts_in_later_rungs() -> None:
-    scheduler = SuccessiveHalving(max_resource=9, trials=9)
+    scheduler = SuccessiveHalving(max_resource=9)
     # Trial 0 is the best and ends at step 2: no other takes its place in rung 1, nor in the last one.
     run = SchedulerRun(scheduler, 9, value=lambda number, step: float(number), length={0: 2}).run()
     assert jobs(run)[9:] == [(0, 3), (1, 3), (2, 3)]

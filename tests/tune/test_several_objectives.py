@@ -25,7 +25,6 @@ from posttrain.tune.trial import Trial, TrialState
 
 SPACE = {"x": Float(0, 1), "depth": Int(1, 8), "kind": Choice(["a", "b"])}
 OBJECTIVES = ["loss", {"metric": "accuracy", "maximize": True}]
-MOASHA = {"name": "moasha", "max_resource": 9}
 
 
 def values(settings: Mapping[str, Any], step: int) -> dict[str, float]:
@@ -96,7 +95,12 @@ def test_the_front_its_files_and_optunas_study(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_study_in_many_sessions_is_the_study_in_one(tmp_path: Path) -> None:
     sampler = {"name": "nsga2", "population": 4}
-    options: dict[str, Any] = {"sampler": sampler, "scheduler": MOASHA, "objectives": OBJECTIVES, "seed": 5}
+    options: dict[str, Any] = {
+        "sampler": sampler,
+        "scheduler": {"name": "none", "max_resource": 9},
+        "objectives": OBJECTIVES,
+        "seed": 5,
+    }
     whole = minimize(anytime, SPACE, budget=10, **options)
     generator, sessions = random.Random(1), 0
 
@@ -128,9 +132,14 @@ def test_a_study_in_many_sessions_is_the_study_in_one(tmp_path: Path) -> None:
 def test_the_dashboard_shows_the_front(tmp_path: Path) -> None:
     from optuna_dashboard import wsgi
 
-    options: dict[str, Any] = {"sampler": "random", "scheduler": MOASHA, "objectives": OBJECTIVES, "seed": 5}
+    options: dict[str, Any] = {
+        "sampler": "random",
+        "scheduler": {"name": "none", "max_resource": 9},
+        "objectives": OBJECTIVES,
+        "seed": 5,
+    }
     result = minimize(anytime, SPACE, budget=10, out=tmp_path, **options)
-    assert {trial.state for trial in result.trials} == {TrialState.PAUSED, TrialState.FINISHED}
+    assert {trial.state for trial in result.trials} == {TrialState.FINISHED}
     status: list[str] = []
     environment = {
         "REQUEST_METHOD": "GET",
@@ -159,7 +168,6 @@ def test_what_a_trial_spends_is_measured_by_the_study() -> None:
         SPACE,
         budget=12,
         several=read_objectives(objectives),
-        scheduler=MOASHA,
         sampler="random",
     )
     for trial in result.trials:
@@ -243,28 +251,17 @@ def test_a_study_of_other_objectives_is_refused(tmp_path: Path) -> None:
     assert goal.best_trial(trials) == again.best
 
 
-def test_a_changed_space_carries_the_values_over(tmp_path: Path) -> None:
-    first = minimize(anytime, SPACE, budget=4, sampler="random", objectives=OBJECTIVES, out=tmp_path)
-    wider = {**SPACE, "x": Float(0, 2)}
-    with pytest.raises(UserError, match="the space has changed"):
-        minimize(anytime, wider, budget=5, sampler="random", objectives=OBJECTIVES, out=tmp_path)
-    second = minimize(anytime, wider, budget=5, sampler="random", objectives=OBJECTIVES, out=tmp_path, migrate=True)
-    assert comparable(second.trials[:4]) == comparable(first.trials)
-
-
-@pytest.mark.parametrize("sampler", ["bohb", "cmaes", "rgpe", "staged"])
+@pytest.mark.parametrize("sampler", ["staged", "perturb"])
 def test_a_sampler_of_one_objective_is_refused(sampler: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="sampler: searches one objective, and there are 2; use tpe, nsga2, nsga3"):
+    with pytest.raises(UserError, match="sampler: searches one objective, and there are 2; use tpe, nsga2, gp"):
         minimize(anytime, SPACE, budget=3, sampler=sampler, objectives=OBJECTIVES, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "scheduler", ["asha", "hyperband", "successive_halving", "early_stopping", "extrapolation", "pbt"]
-)
+@pytest.mark.parametrize("scheduler", ["asha", "hyperband", "successive_halving", "early_stopping", "pbt"])
 def test_a_scheduler_of_one_objective_is_refused(scheduler: str, tmp_path: Path) -> None:
     given = {"name": scheduler, "max_resource": 9}
-    with pytest.raises(UserError, match="scheduler: compares trials by one objective, and there are 2; use moasha or"):
+    with pytest.raises(UserError, match="scheduler: compares trials by one objective, and there are 2; use none"):
         minimize(anytime, SPACE, budget=3, scheduler=given, objectives=OBJECTIVES, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -272,7 +269,6 @@ def test_a_scheduler_of_one_objective_is_refused(scheduler: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"stop": {"gain": "1%"}}, "stop: predicts the gain of one objective, and there are 2; leave it out"),
         (
             {"warm_start": "before"},
             "warm_start: carries over the best settings by one objective, and there are 2; leave",
@@ -302,7 +298,7 @@ def test_one_objective_by_name_is_a_study_of_one() -> None:
         return minimize(function, SPACE, budget=12, seed=2, **options)
 
     options: dict[str, Any]
-    for options in ({}, {"sampler": {"name": "gp", "startup": 9, "acquisition": "ei"}, "stop": {"gain": 0.01}}):
+    for options in ({}, {"sampler": {"name": "gp", "startup": 9, "acquisition": "pi"}}):
         named = run(lambda trial: {"loss": trial["x"]}, objectives=[Objective("loss")], **options)
         plain = run(lambda trial: trial["x"], **options)
         assert comparable(named.trials) == comparable(plain.trials)
@@ -338,15 +334,3 @@ def test_samplers_that_learn_beat_random_by_hypervolume() -> None:
     sampler = {"name": "nsga2", "population": 16}
     wins = [volume(sampler, seed, 100) > volume("random", seed, 100) for seed in range(6)]
     assert sum(wins) >= 5  # by chance with a probability of 0.11
-
-
-def test_nsga3_searches_three_objectives() -> None:
-    def function(trial: TrialContext) -> tuple[float, float, float]:
-        x, y = trial["x"], trial["y"]
-        return x, y, (1 - x) ** 2 + (1 - y) ** 2
-
-    space = {"x": Float(0, 1), "y": Float(0, 1)}
-    sampler = {"name": "nsga3", "population": 8, "divisions": 2, "mutation": "polynomial", "crossover": "vsbx"}
-    result = minimize(function, space, budget=40, objectives=["a", "b", "c"], sampler=sampler, seed=1)
-    assert [trial.number for trial in result.front] == brute_front(result.trials, (1, 1, 1))
-    assert {trial.notes.get("NSGAIIISampler:generation") for trial in result.trials} >= {0, 4}

@@ -132,8 +132,8 @@ def test_a_wrong_training_is_named_first() -> None:
 
 
 def test_the_linter_reads_a_ready_space() -> None:
-    warnings = check_space(Space(ready("auto", method="lora")), trials=12)
-    assert warnings == ["12 trials are few for 6 parameters, as a rule wants 60; fix some or narrow them"]
+    warnings = check_space(Space(ready("auto", method="lora")))
+    assert not warnings
 
 
 def test_a_study_of_any_function_has_them() -> None:

@@ -1,4 +1,4 @@
-"""Studies in Optuna's storage: read again, also from PostgreSQL, migrated to another space, shown by its dashboard."""
+"""Studies in Optuna's storage: read again, also from PostgreSQL, and shown by its dashboard."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 
 from posttrain.store.errors import LockedError, UserError, WorkError
 from posttrain.testing.samplers import SPACE
-from posttrain.tune.parameters import Choice, Fixed, Float, Int
+from posttrain.tune.parameters import Choice, Float
 from posttrain.tune.space import Space
 from posttrain.tune.study import Study, read_study
 from posttrain.tune.trial import Memory, Report, Trial, TrialState, best_trial
@@ -117,10 +117,9 @@ def test_what_a_kill_left_unfinished_is_mended(tmp_path: Path, monkeypatch: pyte
     assert opened.best_value == 0.25
 
 
-def test_a_changed_space_is_refused_and_migrated(tmp_path: Path) -> None:
+def test_a_changed_space_is_refused(tmp_path: Path) -> None:
     with Study(SPACE, folder=tmp_path) as study:
         fill(study)
-        before = list(study.trials)
     changed = SPACE.replace("rate", Float(5e-5, 1e-2, log=True)).replace("method", Choice(["full", "lora", "dora"]))
     with pytest.raises(UserError) as error:
         Study(changed, folder=tmp_path)
@@ -129,58 +128,20 @@ def test_a_changed_space_is_refused_and_migrated(tmp_path: Path) -> None:
         "the space has changed: `rate` was float [1e-06, 0.001], log True and is float [5e-05, 0.01], log True" in line
     )
     assert "`method` was" in line
-    assert line.endswith("take that back, carry the trials over with --migrate, or name another --out")
-    with Study(changed, folder=tmp_path, migrate=True) as study:
-        assert study.trials[0] == before[0]
-        for number in (1, 2, 3):
-            trial = study.trials[number]
-            assert trial.state is TrialState.EXCLUDED
-            assert trial.error == "is no point of the space as it is now"
-            assert (trial.settings, trial.drawn, trial.latest) == (before[number].settings, {}, None)
-            # What it has cost was spent all the same.
-            assert (trial.seconds, trial.tokens) == (before[number].seconds, before[number].tokens)
-        assert study.clock == 11.0
-        assert {event.trial.number for event in study.events} == {0}
-        assert study.start({**LORA, "method": "dora", "rate": 1e-3}).number == 4
-        assert study.best is not None
-    # The changed study is the one that is opened from now on, without being migrated again; the other is still there.
-    with Study(changed, folder=tmp_path, migrate=True) as study:
-        assert len(study.trials) == 5
-    with pytest.raises(UserError, match="the space has changed"):
-        Study(SPACE, folder=tmp_path)
-    opened = optuna.load_study(study_name="tune", storage=f"sqlite:///{tmp_path / 'study.db'}")
-    assert len(opened.trials) == 4
+    assert line.endswith("take that back, or name another --out and this folder as warm_start")
 
 
-def test_a_fixed_value_that_becomes_a_range_keeps_its_trials(tmp_path: Path) -> None:
-    before = Space({"a": Float(0, 1), "b": Fixed(3)})
-    with Study(before, folder=tmp_path) as study:
-        study.start({"a": 0.5})
-        study.report(0, Report(1, 2.0))
-        study.set_running(0, False)
-    with Study(before.replace("b", Int(1, 4)), folder=tmp_path, migrate=True) as study:
-        assert study.trials[0].drawn == {"a": 0.5, "b": 3}
-        assert study.trials[0].state is TrialState.PAUSED
-        study.end(0, TrialState.FINISHED, value=1.0)
-
-
-def test_a_killed_migration_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Study(SPACE, folder=tmp_path) as study:
-        fill(study)
-    changed = SPACE.replace("epochs", Int(1, 3))
-
-    def killed(*arguments: object, **options: object) -> None:
+def test_a_study_that_was_killed_as_it_began_is_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*arguments: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(optuna.storages.RDBStorage, "create_new_trial", killed)
+        patch.setattr(optuna.storages.RDBStorage, "set_study_user_attr", killed)
         with pytest.raises(KeyboardInterrupt):
-            Study(changed, folder=tmp_path, migrate=True)
-    with pytest.raises(UserError, match="the space has changed"):
-        Study(changed, folder=tmp_path)
-    with Study(changed, folder=tmp_path, migrate=True) as study:
-        assert len(study.trials) == 4
-        assert study.trials[0].state is TrialState.FINISHED
+            Study(SPACE, folder=tmp_path)
+    with Study(SPACE, folder=tmp_path) as study:
+        fill(study)
+    assert len(optuna.get_all_study_summaries(f"sqlite:///{tmp_path / 'study.db'}")) == 1
 
 
 def test_another_objective_is_refused(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""Studies that start from earlier ones: which are near, what is carried over and weighed, and what that saves."""
+"""Studies that start from earlier ones: which are near, and what is carried over."""
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,11 @@ import pytest
 from posttrain.store.errors import UserError
 from posttrain.testing.samplers import SPACE, MakeSampler, SamplerContract, loss
 from posttrain.tune import Choice, Float, Int, Objective, Space, TrialContext, minimize
-from posttrain.tune.budget import Budget
-from posttrain.tune.samplers.base import SearchContext
+from posttrain.tune.goal import Goal
 from posttrain.tune.samplers.registry import make_sampler
 from posttrain.tune.transfer.past import PastStudy, Task, distances, read_past
-from posttrain.tune.transfer.rgpe import misranked, rank_weights
-from posttrain.tune.transfer.savings import estimate_savings
 from posttrain.tune.transfer.warm_start import WarmStartPoints, carry_over, choose_warm_start, read_warm_start
 from posttrain.tune.trial import Trial, TrialState
-from posttrain.tune.versions import Goal
 
 SQUARE = Space({"x": Float(0, 1), "y": Float(0, 1)})
 
@@ -47,32 +43,6 @@ def past(
     return PastStudy(name, Goal("value", False, space), Task(features or {}), tuple(trials))
 
 
-class TestRgpeAlone(SamplerContract):
-    trials = 6
-
-    @pytest.fixture
-    def make(self) -> MakeSampler:
-        return lambda space, seed, maximize: make_sampler({"name": "rgpe", "startup": 4}, space, seed, maximize)
-
-
-@pytest.mark.slow
-class TestRgpe(SamplerContract):
-    trials = 8
-
-    @pytest.fixture
-    def make(self) -> MakeSampler:
-        def make(space: Space, seed: int, maximize: bool) -> Any:
-            sampler = make_sampler("rgpe", space, seed, maximize)
-            study = past("other", loss, 12, SPACE)
-            if maximize:
-                trials = tuple(replace(trial, value=-(trial.value or 0.0)) for trial in study.trials)
-                study = replace(study, goal=Goal("value", True, SPACE), trials=trials)
-            sampler.begin(SearchContext(sources=(study,)))
-            return sampler
-
-        return make
-
-
 class TestWarmStartPoints(SamplerContract):
     trials = 8
 
@@ -81,67 +51,8 @@ class TestWarmStartPoints(SamplerContract):
         study = past("other", loss, 15, SPACE)
         points = [carry_over(trial.settings, SPACE) or {} for trial in study.ranked[:2]]
         return lambda space, seed, maximize: WarmStartPoints(
-            make_sampler("random", space, seed, maximize), points, [study], Task, 3
+            make_sampler("random", space, seed, maximize), points, [study], Task, 3, {}
         )
-
-
-def weights_of_the_paper(
-    sources: Sequence[Sequence[float]],
-    left_out: Sequence[float],
-    values: Sequence[float],
-    rows: Sequence[Sequence[int]],
-) -> list[list[int]]:
-    """Ranking losses by the paper's double sums, of each sample and each model."""
-    losses = []
-    for sample in rows:
-        of_sample = []
-        for prediction in sources:
-            of_sample.append(
-                sum((prediction[j] < prediction[k]) != (values[j] < values[k]) for j in sample for k in sample)
-            )
-        of_sample.append(
-            sum((left_out[j] < values[k]) != (values[j] < values[k]) for j in sample for k in sample if j != k)
-        )
-        losses.append(of_sample)
-    return losses
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_weights_are_those_of_the_paper(seed: int) -> None:
-    generator = np.random.default_rng(seed)
-    values = generator.normal(size=7)
-    predictions = np.array([values + 0.3 * generator.normal(size=7), generator.normal(size=7), -values, 0.5 * values])
-    # What the function draws: samples, and then what is dropped.
-    repeated = np.random.default_rng([seed, 1])
-    rows = repeated.integers(7, size=(40, 7)).tolist()
-    uniform = repeated.random(3)
-    losses = weights_of_the_paper(predictions[:-1].tolist(), predictions[-1].tolist(), values.tolist(), rows)
-    used, dropped = 0.25, set()
-    for source in range(3):
-        better = sum(sample[source] < sample[-1] for sample in losses) / len(losses)
-        if uniform[source] >= better * (1 - used):
-            dropped.add(source)
-    expected = np.zeros(4)
-    for sample in losses:
-        kept = {model: value for model, value in enumerate(sample) if model not in dropped}
-        best = [model for model, value in kept.items() if value == min(kept.values())]
-        for model in best:
-            expected[model] += 1 / len(best) / len(losses)
-    weights = rank_weights(predictions, values, used, np.random.default_rng([seed, 1]), samples=40)
-    np.testing.assert_allclose(weights, expected, atol=1e-12)
-    assert weights.sum() == pytest.approx(1)
-
-
-def test_a_perfect_source_counts_and_a_reversed_one_does_not() -> None:
-    values = np.random.default_rng(0).normal(size=10)
-    noise = np.random.default_rng(1).normal(size=10)
-    predictions = np.array([2 * values + 3, -values, noise])
-    weights = rank_weights(predictions, values, 0.0, np.random.default_rng(2))
-    assert weights[0] > 0.95
-    assert weights[1] == 0
-    # With the whole budget used all weight is the target's.
-    assert rank_weights(predictions, values, 1.0, np.random.default_rng(2)).tolist() == [0, 0, 1]
-    assert not misranked(predictions, values)[0].any()
 
 
 def test_distances_are_in_deviations_of_the_studies() -> None:
@@ -221,7 +132,7 @@ def test_settings_of_another_space() -> None:
 
 def test_the_forest_suggests_where_ranks_are_best() -> None:
     studies = [past(f"study {at}", lambda s: (s["x"] - 0.7) ** 2, 30, seed=at) for at in range(3)]
-    sampler = WarmStartPoints(make_sampler("random", SQUARE, 1), [], studies, Task, 2)
+    sampler = WarmStartPoints(make_sampler("random", SQUARE, 1), [], studies, Task, 2, {})
     drawn = [proposal.drawn for seed in range(2) if (proposal := sampler.propose(seed, []))]
     assert all(abs(point["x"] - 0.7) < 0.15 for point in drawn)
 
@@ -230,13 +141,12 @@ def test_a_study_is_kept_with_its_task_and_found_again(tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"sampler": "random", "features": {"size": 3.0}}
     minimize(bowl(0.3, 0.6), SQUARE, budget=12, out=tmp_path / "first", **arguments)
     (study,) = read_past(tmp_path, Path())
-    assert (study.name, study.task.features, len(study.trials), study.warm) == ("first", {"size": 3.0}, 12, False)
+    assert (study.name, study.task.features, len(study.trials)) == ("first", {"size": 3.0}, 12)
     best = study.ranked[0]
     result = minimize(bowl(0.3, 0.6), SQUARE, budget=10, out=tmp_path / "next", warm_start=tmp_path, **arguments)
     assert dict(result.trials[0].settings) == dict(best.settings)
     kept = json.loads((tmp_path / "next" / "warm_start.json").read_text())
     assert kept["sentences"] == ["starts from 3 settings of first (distance 0, 12 trials)"]
-    assert PastStudy.read(tmp_path / "next").warm
     # A larger budget goes on with the same, though there are more studies now.
     minimize(bowl(0.1, 0.1), SQUARE, budget=12, out=tmp_path / "third", **arguments)
     more = minimize(bowl(0.3, 0.6), SQUARE, budget=12, out=tmp_path / "next", warm_start=tmp_path, **arguments)
@@ -253,7 +163,7 @@ def test_values_at_step_10_are_a_feature(tmp_path: Path) -> None:
     assert PastStudy.read(tmp_path / "study").task.features == {"size": 1.0, "value at step 10": 11.0}
 
 
-def test_a_study_of_an_earlier_version_is_read_from_its_database(tmp_path: Path) -> None:
+def test_a_study_without_its_task_is_read_from_its_database(tmp_path: Path) -> None:
     minimize(bowl(0.3, 0.6), SQUARE, budget=5, out=tmp_path / "old")
     (tmp_path / "old" / "task.json").unlink()
     study = PastStudy.read(tmp_path / "old")
@@ -294,69 +204,6 @@ def test_mistakes(tmp_path: Path) -> None:
     (damaged / "task.json").write_text("{")
     with pytest.raises(UserError, match="is no study that can be read"):
         read_past("damaged", tmp_path)
-
-
-def test_savings_count_the_trials_until_the_gain_is_there() -> None:
-    def study(values: Sequence[float]) -> PastStudy:
-        trials = [
-            Trial(n, {"x": 0.5, "y": 0.5}, {"x": 0.5, "y": 0.5}, TrialState.FINISHED, value=value, seconds=3.0)
-            for n, value in enumerate(values)
-        ]
-        return PastStudy("study", Goal("value", False, SQUARE), Task(), tuple(trials))
-
-    warm, cold = study([1.005, 5, 5, 5, 5, 1, 0.0]), study([9, 9, 9, 9, 2, 1])
-    savings = estimate_savings(warm.goal, warm.trials, [cold])
-    assert savings is not None
-    # Of the first six: within 1% of the way from the median, 5, to the best, 1, after one trial; the source took six.
-    assert (savings.compared, savings.trials, savings.source_trials) == (6, 1, 6)
-    assert (savings.seconds, savings.source_seconds, savings.to_json()["saved_trials"]) == (3.0, 18.0, 5)
-    assert savings.sentence == (
-        "of its first 6 trials it took 1 to come within 1% of the best, the study it started from took 6: "
-        "the warm start saved about 5, by this one comparison"
-    )
-    late = study([9, 9, 9, 9, 9, 1])
-    nothing = estimate_savings(late.goal, late.trials, [study([1, 9, 9, 9, 9, 9])])
-    assert nothing is not None
-    assert "saved nothing" in nothing.sentence
-    # Studies that were started warm themselves do not count beside those that were not.
-    assert estimate_savings(warm.goal, warm.trials, [replace(warm, warm=True), cold]) == savings
-    assert estimate_savings(warm.goal, warm.trials[:4], [cold]) is None
-
-
-def branin(shift: float) -> Callable[[Any], float]:
-    def function(settings: Any) -> float:
-        x, y = 15 * settings["x"] - 5 + shift, 15 * settings["y"] - shift
-        first = (y - 5.1 / (4 * np.pi**2) * x**2 + 5 / np.pi * x - 6) ** 2
-        return float(first + 10 * (1 - 1 / (8 * np.pi)) * np.cos(x) + 10)
-
-    return function
-
-
-def trials_to(function: Callable[[Any], float], target: float, most: int, seed: int, sources: Any = ()) -> int:
-    """The trials of `rgpe` until a value is reached."""
-    sampler, trials = make_sampler("rgpe", SQUARE, seed), list[Trial]()
-    sampler.begin(SearchContext(Budget(trials=most), sources=sources))
-    for number in range(most):
-        proposal = sampler.propose(number, trials)
-        assert proposal is not None
-        value = function(proposal.drawn)
-        if value <= target:
-            return number + 1
-        trials.append(Trial(number, proposal.drawn, proposal.drawn, TrialState.FINISHED, value=value))
-    return most + 1
-
-
-@pytest.mark.slow
-def test_related_sources_save_trials_in_most_seeds_and_an_unrelated_one_does_little_harm() -> None:
-    """The target is 1% of the range above the least value; the best of the unrelated source is this task's worst."""
-    related = tuple(past(f"shift {shift}", branin(shift), 30, seed=at) for at, shift in enumerate((-0.5, 0.3, 0.6)))
-    reversed_task = past("reversed", lambda s: -branin(0.0)(s), 30)
-    warm, cold, misled = (
-        [trials_to(branin(0.0), 2.5, 15, seed, sources) for seed in range(6)]
-        for sources in (related, (), (reversed_task,))
-    )
-    assert sum(first < second for first, second in zip(warm, cold, strict=True)) >= 5, (warm, cold)
-    assert np.mean(misled) <= np.mean(cold) + 5, (misled, cold)
 
 
 def test_the_sentence_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

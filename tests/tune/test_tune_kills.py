@@ -54,7 +54,7 @@ result = minimize(
     {"x": Float(0, 1), "depth": Int(1, 4)},
     budget="10 trials",
     sampler="random",
-    scheduler={"name": "moasha" if several else "hyperband", "max_resource": 9},
+    scheduler={"name": "none" if several else "hyperband", "max_resource": 9},
     objectives=["loss", "size"] if several else [],
     seed=4,
     out=Path("out"),

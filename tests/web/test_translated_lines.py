@@ -18,12 +18,11 @@ from posttrain.report.charts.heat_map import heat_map
 from posttrain.report.charts.rounds import CurvePoint, learning_curve_chart
 from posttrain.select.reasons import join_reasons, uncertainty_reasons, weak_class_reason
 from posttrain.store.errors import UserError
+from posttrain.tune.goal import Goal
 from posttrain.tune.space import Space
 from posttrain.tune.transfer.past import PastStudy, Task
-from posttrain.tune.transfer.savings import Savings
 from posttrain.tune.transfer.warm_start import choose_warm_start
 from posttrain.tune.trial import Trial, TrialState
-from posttrain.tune.versions import Goal
 from posttrain.web.translations import LINES, Translator
 
 PACKAGE = Path(posttrain.__file__).parent
@@ -199,9 +198,8 @@ def warm_start_sentences() -> list[str]:
     cold, empty = choose_warm_start([past("round 1")], goal, Task({"records": 9.0})), past("round 4", trials=0)
     warm = choose_warm_start([past("round 1"), other, useless, empty], goal, Task({"records": 3.0}))
     unknown = choose_warm_start([past("round 1")], goal, Task())
-    saved = [Savings(5, trials, 1.0, 4.0, 1.0, sources).sentence for trials, sources in ((2, 1), (4, 2))]
-    texts = [*cold.sentences, *warm.sentences, *unknown.sentences, *saved]
-    assert len(texts) == 11
+    texts = [*cold.sentences, *warm.sentences, *unknown.sentences]
+    assert len(texts) == 9
     return [round_sentence(text) for text in texts]
 
 

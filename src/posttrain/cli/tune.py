@@ -53,7 +53,7 @@ def run(
     ],
     out: Annotated[Path | None, typer.Option(help="Folder of the study.")] = None,
     budget: Annotated[
-        str | None, typer.Option(help="Such as 50 trials, 2h, 2M tokens, 2 gpu-hours or 5 EUR; tune.budget by default.")
+        str | None, typer.Option(help="Such as 50 trials, 2h or 2M tokens; tune.budget by default.")
     ] = None,
     engine: Annotated[
         str | None, typer.Option(help="inline; processes, ray or slurm: several at a time; tune.engine by default.")
@@ -61,9 +61,6 @@ def run(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Trials at a time; tune.workers, or one a core by default.")
     ] = None,
-    migrate: Annotated[
-        bool, typer.Option("--migrate", help="Carry the trials over to a space that has changed since.")
-    ] = False,
 ) -> None:
     """Search the settings that a config names; resume a stopped study."""
     if out is None:
@@ -99,7 +96,6 @@ def run(
             budget=budget,
             engine=engine,
             workers=workers,
-            migrate=migrate,
         )
     if result.best is None:
         reason = next((trial.error for trial in result.trials if trial.error), "the budget was spent before one had")
@@ -145,11 +141,10 @@ def show(
     from posttrain.store.files import is_locked
     from posttrain.tune.budget import count_trials
     from posttrain.tune.progress import describe_best
-    from posttrain.tune.stopping import read_reason
     from posttrain.tune.storage import LOCK, TRIALS_FOLDER, read_name
     from posttrain.tune.study import read_left
     from posttrain.tune.transfer.past import read_kept_study
-    from posttrain.tune.transfer.savings import describe_warm_start
+    from posttrain.tune.transfer.warm_start import warm_start_sentences
     from posttrain.tune.trial import TrialState, lineage, rank, schedule_to_json
 
     name = read_name(folder, storage)
@@ -162,8 +157,7 @@ def show(
     ranked = front or sorted(trials, key=lambda trial: rank(trial, goal.maximize))
     spans = [] if best is None else lineage(trials, best.number)
     counts = Counter(str(trial.state) for trial in trials)
-    sentences, savings = describe_warm_start(folder, goal, trials)
-    ended_early = read_reason(folder)
+    sentences = warm_start_sentences(folder)
     if json:
         print_json(
             {
@@ -176,9 +170,7 @@ def show(
                 "seconds": sum(trial.seconds for trial in trials),
                 "tokens": sum(trial.tokens for trial in trials),
                 "budget_left": left,
-                "ended_early": ended_early,
-                "warm_start": sentences,
-                "savings": None if savings is None else savings.to_json(),
+                "warm_start": list(sentences),
                 "trials": [trial.to_json() for trial in trials],
             }
         )
@@ -209,7 +201,7 @@ def show(
         print_line(f"chosen by the rule: {objectives.choose}{limits}")
     if len(spans) > 1:
         _print_schedule(spans)
-    for sentence in [*sentences, *([savings.sentence] if savings else []), *([ended_early] if ended_early else [])]:
+    for sentence in sentences:
         print_line(sentence)
     for trial in [trial for trial in trials if trial.state is TrialState.FAILED][:_ERRORS]:
         print_line(f"trial {trial.number} failed: {trial.error}")
@@ -226,13 +218,11 @@ def report(
     check_page_file(out)
     from posttrain.tune.storage import read_name
     from posttrain.tune.transfer.past import read_kept_study
-    from posttrain.tune.transfer.savings import describe_warm_start
+    from posttrain.tune.transfer.warm_start import warm_start_sentences
     from posttrain.web.study_report import write_study
 
     goal, trials, events = read_kept_study(folder, storage, read_name(folder, storage))
-    sentences, savings = describe_warm_start(folder, goal, trials)
-    warm_start = [*sentences, *([savings.sentence] if savings else [])]
-    print_line(write_study(out, goal, trials, events, folder.resolve().name, warm_start))
+    print_line(write_study(out, goal, trials, events, folder.resolve().name, warm_start_sentences(folder)))
     print_line(f"wrote {out}")
 
 

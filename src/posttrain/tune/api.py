@@ -11,20 +11,20 @@ from posttrain.store.errors import UserError
 from posttrain.store.files import hold_lock, make_folder
 from posttrain.tune.backends.base import Backend, TrialFunction
 from posttrain.tune.backends.registry import check_engine, check_memory, open_backend
-from posttrain.tune.budget import Budget, Price, read_gain
+from posttrain.tune.budget import Budget
 from posttrain.tune.driver import Driver
-from posttrain.tune.lint import SizeCheck, check_edges, check_space
+from posttrain.tune.goal import Goal
+from posttrain.tune.lint import check_edges, check_space
 from posttrain.tune.objectives import KNEE, Objective, Objectives, read_objectives
 from posttrain.tune.progress import ProgressLines
 from posttrain.tune.result import TuneResult
-from posttrain.tune.samplers.base import Sampler, SearchContext
+from posttrain.tune.samplers.base import Sampler
 from posttrain.tune.samplers.initial import InitialPoints, read_points
 from posttrain.tune.samplers.population import PopulationSampler
 from posttrain.tune.samplers.registry import make_sampler
 from posttrain.tune.schedulers.base import Scheduler
 from posttrain.tune.schedulers.registry import make_scheduler
 from posttrain.tune.space import Space
-from posttrain.tune.stopping import GainRule
 from posttrain.tune.storage import LOCK, STUDY_FILE, TRIALS_FOLDER, begin_name, describe_location
 from posttrain.tune.study import Study
 from posttrain.tune.study_files import StudyFiles
@@ -39,7 +39,6 @@ from posttrain.tune.transfer.warm_start import (
 )
 from posttrain.tune.trial import Trial
 from posttrain.tune.trial_folders import check_trials
-from posttrain.tune.versions import Goal
 
 log = logging.getLogger("posttrain")
 
@@ -58,14 +57,10 @@ def minimize(
     workers: int | None = None,
     silence: float = 3600.0,
     storage: str | None = None,
-    migrate: bool = False,
     objectives: Sequence[str | Objective | Mapping[str, Any]] = (),
     choose: str = KNEE,
     warm_start: Any = (),
     features: Mapping[str, float] | None = None,
-    stop: Any = None,
-    price: Price | None = None,
-    accelerators: int = 1,
 ) -> TuneResult:
     """Searches the settings with the least value of a function, or with the best of several.
 
@@ -79,15 +74,11 @@ def minimize(
             reports a sequence in their order without costs, or a mapping by name.
         space: a `Space`, or a mapping of names to `Float`, `Int`, `Choice`, `Derived`, fixed values, or to entries as a
             config has them, such as ``{"float": [1e-6, 1e-3], "log": True}``.
-        budget: such as ``"50 trials"``, ``"30m"``, ``"2M tokens"``, ``"2 gpu-hours"``, several with commas, or a number
-            of trials.
-        sampler: ``random``, ``grid``, ``quasi_random``, ``tpe``, ``bohb``, ``gp``, ``rgpe``, ``cmaes``,
-            ``evolutionary``, ``nsga2``, ``nsga3``, ``regularized_evolution`` or ``staged``, or a mapping of ``name``
-            and options, or a new `Sampler`. By default ``tpe``, or the one that belongs to a scheduler of populations:
-            ``perturb`` to ``pbt``, ``pb2`` to ``pb2``.
-        scheduler: ``none``, ``successive_halving``, ``asha``, ``moasha``, ``hyperband``, ``early_stopping``,
-            ``extrapolation``, ``pbt`` or ``pb2``, with options such as ``{"name": "asha", "max_resource": 27}``, or a
-            new `Scheduler`.
+        budget: such as ``"50 trials"``, ``"30m"``, ``"2M tokens"``, several with commas, or a number of trials.
+        sampler: ``random``, ``grid``, ``quasi_random``, ``tpe``, ``gp``, ``nsga2`` or ``staged``, or a mapping of
+            ``name`` and options, or a new `Sampler`. By default ``tpe``, or with the scheduler ``pbt`` ``perturb``.
+        scheduler: ``none``, ``successive_halving``, ``asha``, ``hyperband``, ``early_stopping`` or ``pbt``, with
+            options such as ``{"name": "asha", "max_resource": 27}``, or a new `Scheduler`.
         initial: points that are tried first, such as ``[{"lr": 1e-3}]``; they count against the budget.
         seed: fixes every random choice of the search, and each trial's seed.
         out: folder that gets ``study.db``, ``trials.jsonl``, ``best.yaml`` and the trials' folders; None keeps nothing.
@@ -96,7 +87,6 @@ def minimize(
         silence: seconds without a report after which a trial in a process counts as hanging.
         storage: a PostgreSQL database in place of ``study.db``, such as ``postgresql://user:${PASSWORD}@host/name``
             with the password from the environment; needs ``out``.
-        migrate: carry an earlier study's trials over to a space that has changed.
         objectives: several objectives, such as ``["loss", Objective("accuracy", maximize=True), "seconds"]``; those
             named ``seconds``, ``tokens``, ``memory_bytes`` and ``gpu_memory_bytes`` are what a trial has spent. The
             result has their front.
@@ -105,11 +95,6 @@ def minimize(
         warm_start: earlier studies to start from: a folder of studies, study folders, or a list of `PastStudy`.
         features: numbers that say which earlier studies are like this one, by name, such as the logarithm of a size; a
             difference of half a unit counts little. They are kept with the study in ``out``.
-        stop: ``{"gain": "0.1%"}`` starts no further trial once the best can be improved by less than this share of its
-            value with 90% probability; a number is a difference of values.
-        price: of an accelerator, for a budget such as ``"5 EUR"``.
-        accelerators: Accelerators that a trial uses, for budgets in GPU-hours and money; trials that share a GPU count
-            once.
 
     Returns:
         Best settings, best value and all trials.
@@ -122,21 +107,19 @@ def minimize(
     check_engine(engine, workers)
     several = read_objectives(objectives, choose) if objectives else None
     if several is not None:
-        check_objectives(several, engine, stops_early=stop is not None, starts_warm=bool(warm_start))
+        check_objectives(several, engine, starts_warm=bool(warm_start))
     space = Space.of(space)
     result = optimize(
         lambda: open_backend(engine, function, workers, silence),
         space,
-        budget=Budget.read(budget, price=price, accelerators=accelerators),
+        budget=budget,
         sampler=sampler,
         scheduler=scheduler,
         initial=initial,
         seed=seed,
         out=out,
         storage=storage,
-        migrate=migrate,
         several=several,
-        stop=stop,
         past=_read_past(warm_start, out),
         task=lambda trials: Task({**(features or {}), **early_value(trials)}),
     )
@@ -157,7 +140,6 @@ def optimize(
     seed: int = 0,
     out: str | Path | None = None,
     storage: str | None = None,
-    migrate: bool = False,
     objective: str = "value",
     maximize: bool = False,
     identity: Mapping[str, str] | None = None,
@@ -166,7 +148,6 @@ def optimize(
     past: Sequence[PastStudy] = (),
     task: Callable[[Sequence[Trial]], Task] = lambda trials: Task(),
     defaults: Mapping[str, Any] | None = None,
-    stop: Any = None,
 ) -> TuneResult:
     """Searches the settings with the best value, with any backend; `minimize` is this for a function.
 
@@ -197,10 +178,6 @@ def optimize(
         raise UserError(what, where="sampler", fix=f"leave it out, or use {chosen_scheduler.sampler}")
     describe_location(None, storage)  # before a folder is made
     first = read_points(initial, space)
-    gain = None if stop is None else read_gain(stop)
-    if gain is not None and chosen_scheduler.has_forks:
-        what = "settings of a population change as it trains, so that no gain can be predicted"
-        raise UserError(what, where="stop", fix="leave it out, or use asha")
     folder = None if out is None else Path(out)
     with ExitStack() as stack:
         if folder is None:
@@ -219,7 +196,6 @@ def optimize(
                 objective=objective,
                 maximize=maximize,
                 identity=identity,
-                migrate=migrate,
                 several=several,
             )
         )
@@ -234,37 +210,28 @@ def optimize(
         if warm_start.sources:
             predicted = predicted_points(budget.trials)
             chosen_sampler = WarmStartPoints(
-                chosen_sampler, points, warm_start.sources, lambda: task(study.trials), predicted
+                chosen_sampler, points, warm_start.sources, lambda: task(study.trials), predicted, defaults or {}
             )
         elif points:
             chosen_sampler = InitialPoints(chosen_sampler, points)
-        rule = None if gain is None else GainRule(space, gain, budget, maximize=goal.maximize, seed=seed, folder=folder)
 
         def keep_task() -> None:
             if folder is not None:
-                write_task(folder, goal, task(study.trials), bool(warm_start.sources))
+                write_task(folder, goal, task(study.trials))
 
         study.export()  # so that a folder with a task has trials, though none yet
         keep_task()
-        for warning in check_space(space, budget.trials):
+        for warning in check_space(space):
             log.warning("  %s", warning)
-        chosen_sampler.begin(
-            SearchContext(budget, backend.workers, backend.devices, warm_start.sources, defaults or {})
-        )
-        driver = Driver(study, chosen_sampler, chosen_scheduler, backend, budget, trials_folder, seed, rule)
+        driver = Driver(study, chosen_sampler, chosen_scheduler, backend, budget, trials_folder, seed)
         lines = ProgressLines(study, budget, lambda: driver.spent)
-        size_check = SizeCheck(space, budget, backend.workers)
 
         def observe(trial: Trial) -> None:
             files(trial)
             lines(trial)
-            if (warning := size_check(study.trials)) is not None:
-                log.warning("  %s", warning)
 
         try:
             driver.run(observe, lines.show_time)
-            if rule is not None:
-                rule.keep()
         finally:
             keep_task()
             files.write()
@@ -272,23 +239,17 @@ def optimize(
         return TuneResult(study.best, tuple(study.trials), tuple(study.front), tried)
 
 
-def check_objectives(
-    objectives: Objectives, engine: str, *, stops_early: bool, starts_warm: bool, section: str = ""
-) -> None:
+def check_objectives(objectives: Objectives, engine: str, *, starts_warm: bool, section: str = "") -> None:
     """Raises a `UserError` if the engine does not measure an objective, or if there are several where one is asked for.
 
     Args:
         objectives: what is searched.
         engine: runs the trials.
-        stops_early: whether the study may end by the gain that is to be expected.
         starts_warm: whether it starts from earlier studies.
         section: of a config, before the names of keys in errors, such as ``tune.``.
     """
     check_memory(objectives.names, engine, f"{section}objectives")
     count = len(objectives)
-    if count > 1 and stops_early:
-        what = f"predicts the gain of one objective, and there are {count}"
-        raise UserError(what, where=f"{section}stop", fix="leave it out")
     if count > 1 and starts_warm:
         what = f"carries over the best settings by one objective, and there are {count}"
         raise UserError(what, where=f"{section}warm_start", fix="leave it out, or name settings in initial")
@@ -299,10 +260,10 @@ def check_several(objectives: Objectives, scheduler: Scheduler, sampler: Sampler
     count = len(objectives)
     if count > 1 and not scheduler.several_objectives:
         what = f"compares trials by one objective, and there are {count}"
-        raise UserError(what, where="scheduler", fix="use moasha or none")
+        raise UserError(what, where="scheduler", fix="use none")
     if count > 1 and not sampler.several_objectives:
         what = f"searches one objective, and there are {count}"
-        raise UserError(what, where="sampler", fix="use tpe, nsga2, nsga3, gp, random, quasi_random or grid")
+        raise UserError(what, where="sampler", fix="use tpe, nsga2, gp, random, quasi_random or grid")
     if sampler.directions != objectives.directions:
         what = "was made for other objectives"
         raise UserError(what, where="sampler", fix=f"make it with maximize={objectives.directions}")

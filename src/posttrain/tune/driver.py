@@ -17,8 +17,6 @@ from posttrain.tune.packing import MemoryPacking
 from posttrain.tune.samplers.base import Proposal, Sampler
 from posttrain.tune.samplers.population import PopulationSampler
 from posttrain.tune.schedulers.base import Decision, Promote, Scheduler, Start
-from posttrain.tune.spending import Spending
-from posttrain.tune.stopping import GainRule
 from posttrain.tune.study import Study
 from posttrain.tune.trial import UNKNOWN_MEMORY, Fork, Memory, Report, Trial, TrialState
 from posttrain.tune.trial_folders import TrialFolders
@@ -46,7 +44,6 @@ class Driver:
         budget: of the whole study, earlier sessions included.
         folder: gets a folder for each trial.
         seed: of the trials' own seeds.
-        stop: the rule by which no further trial starts; None: the budget alone decides.
     """
 
     def __init__(
@@ -58,9 +55,7 @@ class Driver:
         budget: Budget,
         folder: Path,
         seed: int = 0,
-        stop: GainRule | None = None,
     ) -> None:
-        self._stop_rule = stop
         self._study, self._sampler, self._scheduler, self._backend = study, sampler, scheduler, backend
         self._budget, self._seed = budget, seed
         self._folders = TrialFolders(study, folder)
@@ -77,18 +72,19 @@ class Driver:
         self._failures = 0.0  # in a row since the session began; minus infinity after any other end
         self._infeasible = 0
         self._exhausted = False
-        self._spending = Spending(study, backend)
+        self._offset = study.clock - backend.clock()
+        self._tokens = sum(trial.tokens for trial in study.trials)
         self._kept = time.monotonic()
 
     @property
     def seconds(self) -> float:
         """The seconds that the study has been worked on, in all sessions."""
-        return self._spending.seconds
+        return self._offset + self._backend.clock()
 
     @property
     def spent(self) -> Spent:
         """Costs of the study, over all sessions."""
-        return self._spending.spent
+        return Spent(self.seconds, self._tokens)
 
     def run(self, observe: Observer | None = None, show_time: Callable[[int], None] | None = None) -> None:
         """Works until the budget is spent or nothing is left to do.
@@ -128,7 +124,7 @@ class Driver:
         seconds, tokens = before.seconds + report.seconds, before.tokens + report.tokens
         values = self._objectives.complete(report.values, seconds, tokens, self._memory[number])
         if (bad := self._objectives.first_non_finite(values)) is not None:
-            self._spending.add(trial, seconds, tokens)
+            self._add_tokens(trial, tokens)
             error = f"the {bad[0]} at step {report.step} is {bad[1]}"
             memory = self._memory[number]
             self._end(number, TrialState.FAILED, error=error, seconds=seconds, tokens=tokens, memory=memory)
@@ -137,10 +133,10 @@ class Driver:
         decision = Decision.CONTINUE
         if report.step > trial.step:  # a run that began before the last report repeats some
             whole = Report(report.step, values[0], seconds, tokens, values[1:])
-            self._spending.add(trial, seconds, tokens)
+            self._add_tokens(trial, tokens)
             self._kills.pop(number, None)  # it gets on, however often it is killed
             self._study.report(number, whole, self.seconds)
-            decision = self._scheduler.report_values(number, report.step, self._objectives.losses(values))
+            decision = self._scheduler.report(number, report.step, self._objectives.losses(values)[0])
             if decision is Decision.STOP:
                 self._stop(number, whole)
             else:
@@ -160,7 +156,6 @@ class Driver:
     def ended(self, number: int, outcome: Outcome) -> None:
         """Records the end of a run; `Handler.ended`."""
         before, trial = self._running.pop(number), self._study.trials[number]
-        self._spending.set_runs(len(self._running))
         self._memory[number] = outcome.memory.maximum(self._memory_of(number))
         self._packing.measure(self._memory[number])
         if trial.ended or (trial.state is TrialState.PAUSED and outcome.kind not in ("failed", "infeasible")):
@@ -201,7 +196,7 @@ class Driver:
             error = "it reported no value and returned none"
         elif not error and (bad := self._objectives.first_non_finite(values)) is not None:
             error = f"its {bad[0]} is {bad[1]}"
-        self._spending.add(trial, seconds, tokens)
+        self._add_tokens(trial, tokens)
         self._end(
             number,
             TrialState.FAILED if error else TrialState.FINISHED,
@@ -218,7 +213,7 @@ class Driver:
     def _cut(self, number: int, before: Trial, seconds: float, tokens: int = 0) -> None:
         """Records the costs of a run that was killed; its trial is run again."""
         seconds, tokens = before.seconds + seconds, before.tokens + tokens
-        self._spending.add(self._study.trials[number], seconds, tokens)
+        self._add_tokens(self._study.trials[number], tokens)
         self._study.cut(number, seconds, tokens, self.seconds)
 
     def _resume(self) -> None:
@@ -249,8 +244,8 @@ class Driver:
             self._interrupted.pop(number, None)
             self._scheduler.ended(number, self._loss(event.trial))
         else:
-            losses = self._objectives.losses(event.trial.reports[-1].values)
-            decision = self._scheduler.report_values(number, values["step"], losses)
+            loss, *_ = self._objectives.losses(event.trial.reports[-1].values)
+            decision = self._scheduler.report(number, values["step"], loss)
             # A trial that went on was under another scheduler then.
             if last and decision is not Decision.CONTINUE:
                 self._interrupted.pop(number, None)
@@ -298,9 +293,7 @@ class Driver:
                 del self._interrupted[number]
                 self._study.set_running(number, True)
             else:
-                can_start = (
-                    not self._exhausted and self._budget.allows_start(self._study.trials) and not self._gain_is_small()
-                )
+                can_start = not self._exhausted and self._budget.allows_start(self._study.trials)
                 choice = self._scheduler.choose(can_start)
                 if choice is None or (isinstance(choice, Start) and not can_start):
                     return
@@ -323,9 +316,6 @@ class Driver:
                     self._carry_out_fork(self._study.trials[number])
             if not self._study.trials[number].ended:
                 self._run(self._study.trials[number])
-
-    def _gain_is_small(self) -> bool:
-        return self._stop_rule is not None and bool(self._stop_rule.reason(self._study.trials))
 
     def _propose(self, number: int, fork: Fork | None) -> Proposal | None:
         if fork is None:
@@ -360,7 +350,6 @@ class Driver:
 
     def _run(self, trial: Trial) -> None:
         self._running[trial.number], self._began[trial.number] = trial, self.seconds
-        self._spending.set_runs(len(self._running))
         if not self._scheduler.has_forks:  # which go on from checkpoints of others
             self._folders.make_room(len(self._running), {*self._running, *self._interrupted})
         folder = self._folders.path(trial.number)
@@ -368,12 +357,16 @@ class Driver:
         names = self._objectives.measured
         self._backend.start(Job(trial.number, trial.settings, folder, trial.step, trial.resource, seed, names))
 
+    def _add_tokens(self, trial: Trial, tokens: int) -> None:
+        """Adds what a trial has processed in all, over all its runs, to what was known of it."""
+        self._tokens += max(0, tokens - trial.tokens)
+
     def _is_spent(self) -> bool:
         return self._budget.is_spent(self.spent)
 
     @property
     def _time_left(self) -> float:
-        return self._budget.time_left(self.spent, self._spending.devices_in_use)
+        return self._budget.time_left(self.seconds)
 
     def _keep_time(self) -> None:
         """Records and shows what has been spent, as hours may pass in which nothing happens."""
@@ -388,7 +381,6 @@ class Driver:
         for number, before in list(self._running.items()):
             self._backend.kill(number)
             del self._running[number]
-            self._spending.set_runs(len(self._running))
             if self._study.trials[number].state is TrialState.RUNNING:
                 self._cut(number, before, self.seconds - self._began[number])
                 self._study.set_running(number, False)

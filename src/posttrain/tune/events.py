@@ -14,9 +14,6 @@ EventKind = Literal["start", "report", "cut", "end"]
 TRIAL_KEY = "trial"
 """The attribute with a trial's settings, drawn values, notes and fork."""
 
-EXCLUDED_KEY = "excluded"
-"""The attribute with the reason why a trial of an earlier space does not count any more."""
-
 SPENT_KEY = "spent"
 """The attribute of a study with what it has spent, as a list of the fields of `Spent`."""
 
@@ -30,8 +27,10 @@ OPTUNA_STATES = {
     TrialState.FINISHED: optuna.trial.TrialState.COMPLETE,
     TrialState.STOPPED: optuna.trial.TrialState.PRUNED,
     TrialState.FAILED: optuna.trial.TrialState.FAIL,
-    TrialState.EXCLUDED: optuna.trial.TrialState.FAIL,
 }
+
+
+_END_VALUES = ("value", "error", "seconds", "tokens", "memory_bytes", "gpu_memory_bytes", "lost")
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class History(NamedTuple):
 
     Attributes:
         trials: as they are now, by number.
-        events: all events of the trials that are not excluded, in their order.
+        events: all events, in their order.
         next: the order of the next event.
         clock: seconds that the study had been worked on at the last event.
     """
@@ -81,7 +80,7 @@ def advance(trial: Trial, kind: EventKind, values: Mapping[str, Any]) -> Trial:
     if kind == "start":
         return replace(trial, resource=values["resource"], state=TrialState.RUNNING)
     if kind == "report":
-        others = tuple(values.get("others", ()))
+        others = tuple(values["others"])
         report = Report(values["step"], values["value"], values["seconds"], values["tokens"], others)
         reports = (*trial.reports, report)
         return replace(trial, reports=reports, seconds=report.seconds, tokens=report.tokens)
@@ -89,21 +88,14 @@ def advance(trial: Trial, kind: EventKind, values: Mapping[str, Any]) -> Trial:
         return replace(trial, seconds=values["seconds"], tokens=values["tokens"])
     return replace(
         trial,
-        **{name: values[name] for name in ("value", "error", "seconds", "tokens", "memory_bytes")},
-        gpu_memory_bytes=values.get("gpu_memory_bytes", 0),
-        others=tuple(values.get("others", ())),
-        lost=values.get("lost", False),
+        **{name: values[name] for name in _END_VALUES},
+        others=tuple(values["others"]),
         state=TrialState(values["state"]),
     )
 
 
-def read_events(stored: Sequence[FrozenTrial], *, exclude: bool = True) -> History:
-    """Returns the history of a study.
-
-    Args:
-        stored: its trials, as Optuna has them.
-        exclude: whether trials that are no points of the space are excluded; otherwise they are as they were before.
-    """
+def read_events(stored: Sequence[FrozenTrial]) -> History:
+    """Returns the history of a study, given its trials as Optuna has them."""
     trials: list[Trial] = []
     raw: list[tuple[int, EventKind, int, Mapping[str, Any]]] = []
     for frozen in stored:
@@ -122,14 +114,8 @@ def read_events(stored: Sequence[FrozenTrial], *, exclude: bool = True) -> Histo
     for order, kind, number, values in raw:
         trials[number] = advance(trials[number], kind, values)
         events.append(Event(kind, order, values["clock"], values, trials[number]))
-    excluded = {frozen.number for frozen in stored if exclude and EXCLUDED_KEY in frozen.system_attrs}
     for frozen in stored:
-        trial = trials[frozen.number]
-        if frozen.number in excluded:
-            costs = {name: getattr(trial, name) for name in ("seconds", "tokens", "memory_bytes", "gpu_memory_bytes")}
-            empty = Trial(trial.number, trial.settings, {}, TrialState.EXCLUDED, **costs, fork=trial.fork)
-            trials[frozen.number] = replace(empty, error=frozen.system_attrs[EXCLUDED_KEY])
-        elif frozen.state is optuna.trial.TrialState.WAITING and not trial.ended:
-            trials[frozen.number] = replace(trial, state=TrialState.PAUSED)
+        if frozen.state is optuna.trial.TrialState.WAITING and not trials[frozen.number].ended:
+            trials[frozen.number] = replace(trials[frozen.number], state=TrialState.PAUSED)
     order, clock = (raw[-1][0] + 1, raw[-1][3]["clock"]) if raw else (0, 0.0)
-    return History(trials, [event for event in events if event.trial.number not in excluded], order, clock)
+    return History(trials, events, order, clock)

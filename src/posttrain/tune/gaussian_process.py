@@ -1,7 +1,6 @@
-"""Gaussian processes over the points of a space: one mechanism for the samplers ``gp``, ``rgpe`` and ``pb2``."""
+"""Gaussian processes over the points of a space, with Matérn's kernel."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,21 +24,8 @@ _NOISE_PRIOR = (-8.0, 2.0)  # mean and deviation of the logarithm: little noise,
 _SHORT = 0.3  # where a second search begins: from long lengths the likelihood takes waves for noise
 
 
-class Kernel(ABC):
-    """The correlation of the values at two points; 1 where they are the same point."""
-
-    @abstractmethod
-    def between(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """Returns float64 [n, m], the correlations of n points and m points.
-
-        Args:
-            first: float64 [n, d].
-            second: float64 [m, d].
-        """
-
-
 @dataclass(frozen=True)
-class MaternKernel(Kernel):
+class MaternKernel:
     """Matérn's kernel with ν = 5/2: (1 + √5 r + 5 r² / 3) exp(-√5 r), r² the sum of ((x - x') / l)².
 
     Args:
@@ -49,6 +35,7 @@ class MaternKernel(Kernel):
     lengths: np.ndarray
 
     def between(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """Returns the correlations of the values at points, float64 [n, d], and at others, [m, d], as [n, m]."""
         distance = math.sqrt(5) * np.sqrt((((first[:, None] - second[None]) / self.lengths) ** 2).sum(-1))
         correlation: np.ndarray = (1 + distance + distance**2 / 3) * np.exp(-distance)
         return correlation
@@ -65,7 +52,7 @@ class GaussianProcess:
     """
 
     points: np.ndarray
-    kernel: Kernel
+    kernel: MaternKernel
     noise: float
 
     def log_likelihood(self, values: np.ndarray) -> float:
@@ -90,21 +77,13 @@ class GaussianProcess:
         deviation: np.ndarray = np.sqrt(np.maximum(squares, 0))
         return deviation
 
-    def leave_one_out(self, values: np.ndarray) -> np.ndarray:
-        """Returns float64 [n], the expected value at each point without it (Rasmussen and Williams 2006, eq. 5.12)."""
-        inverse = cho_solve(self._factor, np.eye(len(values)))
-        mean: np.ndarray = values - (inverse @ values) / np.diag(inverse)
-        return mean
-
     @cached_property
     def _factor(self) -> tuple[np.ndarray, bool]:
         whole = self.kernel.between(self.points, self.points) + self.noise * np.eye(len(self.points))
         return cho_factor(whole, lower=True)  # type: ignore[no-any-return]
 
 
-def fit_matern(
-    points: np.ndarray, values: np.ndarray, generator: np.random.Generator, noise: float | None = None
-) -> GaussianProcess:
+def fit_matern(points: np.ndarray, values: np.ndarray, generator: np.random.Generator) -> GaussianProcess:
     """Returns the process with Matérn's kernel whose hyperparameters are likeliest after the values.
 
     The length scales have a log-normal prior whose median grows with the square root of the dimensions, as that of
@@ -115,24 +94,20 @@ def fit_matern(
         points: float64 [n, d].
         values: float64 [n], of mean 0.
         generator: draws where one of three searches begins; the others begin at the prior's mean and at short lengths.
-        noise: variance of the noise, as a share of the kernel's; None: the likeliest.
     """
     from scipy.optimize import minimize
 
     dimensions = points.shape[1]
-    center = np.full(dimensions, math.log(_MEDIAN_LENGTH) + math.log(dimensions) / 2)
-    spread = np.full(dimensions, _LENGTH_SPREAD)
-    bounds = [tuple(map(math.log, _LENGTHS))] * dimensions
-    if noise is None:
-        center, spread = np.append(center, _NOISE_PRIOR[0]), np.append(spread, _NOISE_PRIOR[1])
-        bounds = [*bounds, (math.log(_LEAST_NOISE), math.log(_MOST_NOISE))]
+    center = np.append(np.full(dimensions, math.log(_MEDIAN_LENGTH) + math.log(dimensions) / 2), _NOISE_PRIOR[0])
+    spread = np.append(np.full(dimensions, _LENGTH_SPREAD), _NOISE_PRIOR[1])
+    bounds = np.log([*[_LENGTHS] * dimensions, (_LEAST_NOISE, _MOST_NOISE)])
     squares = (points[:, None] - points[None]) ** 2
     count = len(values)
 
     def loss(logs: np.ndarray) -> tuple[float, np.ndarray]:
         """Returns the negative log-posterior and its gradient."""
         inverse_lengths = np.exp(-2 * logs[:dimensions])
-        variance = noise if noise is not None else math.exp(logs[-1])
+        variance = math.exp(logs[-1])
         distance = math.sqrt(5) * np.sqrt(squares @ inverse_lengths)
         decay = np.exp(-distance)
         whole = (1 + distance + distance**2 / 3) * decay + variance * np.eye(count)
@@ -145,13 +120,12 @@ def fit_matern(
         # dk/d(log l) = 5/3 (1 + √5 r) exp(-√5 r) (x - x')² / l²
         slope = outer * (5 / 3 * (1 + distance) * decay)
         gradient = -0.5 * np.einsum("nm,nmd->d", slope, squares) * inverse_lengths
-        if noise is None:
-            gradient = np.append(gradient, -0.5 * np.trace(outer) * variance)
+        gradient = np.append(gradient, -0.5 * np.trace(outer) * variance)
         value = 0.5 * count * math.log(scale) + np.log(np.diag(factor[0])).sum()
         deviations = (logs - center) / spread
         return float(value + 0.5 * deviations @ deviations), gradient + deviations / spread
 
-    low, high = np.array(bounds).T
+    low, high = bounds.T
     short = center.copy()
     short[:dimensions] = math.log(_SHORT)
     starts = [center, short, center + spread * generator.normal(size=len(center))]
@@ -159,8 +133,7 @@ def fit_matern(
         minimize(loss, np.clip(start, low, high), jac=True, method="L-BFGS-B", bounds=bounds) for start in starts
     ]
     logs = min(results, key=lambda result: float(result.fun)).x
-    variance = noise if noise is not None else math.exp(logs[-1])
-    return GaussianProcess(points, MaternKernel(np.exp(logs[:dimensions])), variance)
+    return GaussianProcess(points, MaternKernel(np.exp(logs[:dimensions])), math.exp(logs[-1]))
 
 
 def encode(space: Space, drawn: Settings) -> np.ndarray:
@@ -188,7 +161,7 @@ def encode_all(space: Space, points: Iterable[Settings]) -> np.ndarray:
 
 
 def draw_near(
-    space: Space, drawn: Settings, count: int, radius: float, generator: np.random.Generator, changed: float = 0.0
+    space: Space, drawn: Settings, count: int, radius: float, generator: np.random.Generator, changed: float
 ) -> list[dict[str, object]]:
     """Draws feasible points near one.
 
@@ -198,14 +171,13 @@ def draw_near(
         count: of points that are drawn; those that meet the constraints are returned.
         radius: standard deviation of numbers, as a share of their range.
         generator: draws them.
-        changed: probability with which a choice is drawn anew.
+        changed: probability with which a choice is drawn again.
     """
     center = space.to_unit(drawn)
     choices = np.array([isinstance(parameter, Choice) for parameter in space.parameters.values()])
     shifts = generator.normal(0.0, radius, (count, len(center)))
     points = np.clip(np.nan_to_num(center, nan=0.5) + shifts * (~np.isnan(center) & ~choices), 0.0, 1.0)
-    if changed:
-        anew = (generator.random(points.shape) < changed) & choices
-        points[anew] = generator.random(int(anew.sum()))
+    redrawn = (generator.random(points.shape) < changed) & choices
+    points[redrawn] = generator.random(int(redrawn.sum()))
     candidates = [space.from_unit(point) for point in points]
     return [candidate for candidate in candidates if space.is_feasible(space.complete(candidate))]

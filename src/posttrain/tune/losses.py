@@ -1,11 +1,12 @@
 """The values of a study that can be compared, and the losses that a model is fitted to."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from posttrain.tune.lint import wanted_trials
+from posttrain.tune.parameters import Choice, Int
 from posttrain.tune.space import Space
 from posttrain.tune.trial import Trial, TrialState
 
@@ -14,6 +15,8 @@ FEWEST = 10
 
 MAX_ROWS = 200
 """Trials that a Gaussian process sees: half of them the best, half the newest; its time grows with the cube."""
+
+_TRIALS_PER_PARAMETER = 10  # the rule n = 10 d for computer experiments (Loeppky, Sacks and Welch 2009)
 
 _LEAST_TRANSFORMED = 5  # different losses, below which their distribution is not known
 
@@ -47,9 +50,20 @@ def comparable_values(space: Space, trials: Sequence[Trial]) -> Comparable:
                 by_step.setdefault(report.step, {})[trial.number] = report.value
     candidates = [Comparable(finished), *(Comparable(by_step[step], step) for step in sorted(by_step, reverse=True))]
     half = sum(trial.latest is not None for trial in trials) / 2
-    enough = min(half, max(FEWEST, wanted_trials(space)))
+    enough = min(half, max(FEWEST, _wanted_trials(space)))
     last = next((candidate for candidate in candidates if len(candidate.values) >= enough), None)
     return last or max(candidates, key=lambda candidate: len(candidate.values))
+
+
+def _wanted_trials(space: Space) -> int:
+    """Returns how many trials a space needs by rule: ten a parameter, or all of its points where they are fewer."""
+    sizes: list[float] = []
+    for parameter in space.parameters.values():
+        if isinstance(parameter, Choice):
+            sizes.append(len(parameter.values))
+        else:
+            sizes.append(parameter.high - parameter.low + 1 if isinstance(parameter, Int) else math.inf)
+    return int(min(_TRIALS_PER_PARAMETER * len(sizes), math.prod(sizes)))
 
 
 def worst_shown(values: np.ndarray, maximize: bool = False) -> float:
@@ -65,15 +79,15 @@ def worst_shown(values: np.ndarray, maximize: bool = False) -> float:
     return -worst if maximize else worst
 
 
-def standardize(losses: Sequence[float]) -> tuple[np.ndarray, tuple[float, float]]:
-    """Returns losses of mean 0 and deviation 1, float64 [n], and the mean and the deviation that they had.
+def standardize(losses: Sequence[float]) -> np.ndarray:
+    """Returns losses of mean 0 and deviation 1, float64 [n].
 
     Losses that lie so far off that they would hide all differences count as the worst of the others.
     """
     values = np.array(losses, np.float64)
     values = np.minimum(values, worst_shown(values))
-    mean, deviation = float(values.mean()), float(values.std())
-    return (values - mean) / (deviation or 1.0), (mean, deviation or 1.0)
+    standard: np.ndarray = (values - values.mean()) / (values.std() or 1.0)
+    return standard
 
 
 def to_normal(values: np.ndarray) -> np.ndarray:

@@ -1,9 +1,7 @@
-"""Pareto arithmetic: dominance, fronts, ε-nets, knees and hypervolume. Less is better in every coordinate.
+"""Pareto arithmetic: dominance, fronts, knees and hypervolume. Less is better in every coordinate.
 
 A point dominates another if it is nowhere worse and somewhere better. Equal points do not dominate each other.
 """
-
-from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -27,79 +25,6 @@ def front_mask(points: np.ndarray) -> np.ndarray:
             kept.append(int(index))
     mask[kept] = True
     return mask
-
-
-class Fronts:
-    """Points sorted into fronts, one point after another: the first front is dominated by none, the second by none but
-    the first, and so on (non-dominated sorting; Deb et al. 2002).
-
-    A new point only moves points that it dominates, each to the next front (Li et al. 2014, arXiv:1401.2810), so that
-    a rung of thousands of trials is not sorted anew with each report.
-
-    Attributes:
-        members: the keys of each front, in the order of their coming to it.
-    """
-
-    def __init__(self) -> None:
-        self.members: list[list[int]] = []
-        self._points: list[np.ndarray] = []  # of each front, float64 [n, K]
-
-    def __len__(self) -> int:
-        return sum(len(keys) for keys in self.members)
-
-    def add(self, key: int, point: Sequence[float]) -> None:
-        """Adds a point, float [K], under a key."""
-        keys, points = [key], np.array([point], dtype=np.float64)
-        level = self._level(points[0])
-        while level < len(self.members):
-            members, front = self.members[level], self._points[level]
-            # Of the points that come, none dominates another: they were of one front, or are one.
-            beaten = (points[:, None] <= front).all(axis=2) & (points[:, None] < front).any(axis=2)
-            moved = beaten.any(axis=0)
-            stay, leave = np.flatnonzero(np.logical_not(moved)), np.flatnonzero(moved)
-            self.members[level] = [members[index] for index in stay] + keys
-            self._points[level] = np.concatenate([front[stay], points])
-            if len(leave) == 0:
-                return
-            keys, points = [members[index] for index in leave], front[leave]
-            level += 1
-        self.members.append(keys)
-        self._points.append(points)
-
-    def _level(self, point: np.ndarray) -> int:
-        """Returns the first front none of whose points dominates the point."""
-        low, high = 0, len(self.members)
-        while low < high:  # if a front has such a point, those before it have one, too
-            middle = (low + high) // 2
-            if is_dominated(self._points[middle], point):
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-    def farthest(self, level: int, chosen: Collection[int]) -> int:
-        """Returns the key of a front that is the `farthest` from chosen ones."""
-        members = self.members[level]
-        return members[farthest(self._points[level], [index for index, key in enumerate(members) if key in chosen])]
-
-
-def farthest(points: np.ndarray, chosen: Sequence[int]) -> int:
-    """Returns the index of the point that is the farthest from the nearest chosen one: a step of a greedy ε-net.
-
-    Without chosen ones that is the point with the least first coordinate (Salinas et al. 2021, arXiv:2106.05680). The
-    distance is Euclidean, over coordinates scaled to their range, as seconds and losses have no common unit. Of equally
-    far ones the first is taken.
-
-    Args:
-        points: float64 [N, K].
-        chosen: indices of fewer than N points.
-    """
-    if not chosen:
-        return int(np.argmin(points[:, 0]))
-    scaled = scale_to_range(points)
-    distances = ((scaled[:, None] - scaled[None, list(chosen)]) ** 2).sum(axis=2).min(axis=1)
-    distances[list(chosen)] = -1.0  # a point that equals a chosen one has a distance of 0
-    return int(np.argmax(distances))
 
 
 def scale_to_range(points: np.ndarray) -> np.ndarray:

@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial
 
 from posttrain.store.errors import UserError
 from posttrain.store.files import write_atomically
-from posttrain.tune.budget import Budget, Price, Spent
+from posttrain.tune.budget import Budget, Spent
 from posttrain.tune.events import (
     BUDGET_KEY,
     OPTUNA_STATES,
@@ -35,6 +35,7 @@ from posttrain.tune.events import (
     attribute_key,
     read_events,
 )
+from posttrain.tune.goal import Goal, find_study, open_study, stored_goal
 from posttrain.tune.objectives import Objectives
 from posttrain.tune.space import Space
 from posttrain.tune.storage import (
@@ -50,7 +51,6 @@ from posttrain.tune.storage import (
     to_optuna,
 )
 from posttrain.tune.trial import UNKNOWN_MEMORY, Fork, Memory, Report, Trial, TrialState, best_trial, rank
-from posttrain.tune.versions import Goal, latest_version, open_version, stored_goal
 
 TRIALS_FILE = "trials.jsonl"
 """One line a trial, in a study's folder."""
@@ -68,8 +68,6 @@ class Study:
         maximize: whether greater values are better.
         several: several objectives, in place of these two.
         identity: what else decides the values, such as a digest of the data, by name; a study of another is refused.
-        migrate: carry the trials over if the space has changed: those that are points of the new space count, of others
-            only what they have cost. The study as it was stays in the database.
 
     Attributes:
         trials: all trials, by number.
@@ -78,7 +76,6 @@ class Study:
         objectives: what is searched.
         events: what had happened when the study was opened, in its order.
         clock: seconds that the study had been worked on at its last event, or when that was last recorded.
-        device_seconds: Time in which devices had been in use when it was last recorded.
 
     Raises:
         UserError: the study was begun with another space or another objective, or the database is none.
@@ -95,7 +92,6 @@ class Study:
         objective: str = "value",
         maximize: bool = False,
         identity: Mapping[str, str] | None = None,
-        migrate: bool = False,
         several: Objectives | None = None,
     ) -> None:
         goal = Goal(objective, maximize, space, identity or {}, several)
@@ -106,11 +102,11 @@ class Study:
             stack.callback(close_storage, self._storage)
             stack.enter_context(exclusive(self._storage, name))
             with storage_errors(self._location):
-                self._id = open_version(self._storage, name, goal, migrate, self._location)
+                self._id = open_study(self._storage, name, goal, self._location)
                 stored = self._storage.get_all_trials(self._id, deepcopy=False)
-                spent = Spent(*self._storage.get_study_user_attrs(self._id).get(SPENT_KEY, (0.0, 0, 0.0)))
+                spent = Spent(*self._storage.get_study_user_attrs(self._id).get(SPENT_KEY, (0.0, 0)))
             self.trials, self.events, self._next, self.clock = read_events(stored)
-            self.clock, self.device_seconds = max(self.clock, spent.seconds), spent.device_seconds
+            self.clock = max(self.clock, spent.seconds)
             self._ids = [frozen._trial_id for frozen in stored]
             self._runs, self._cuts = (
                 [sum(key.startswith(prefix) for key in frozen.system_attrs) for frozen in stored]
@@ -189,7 +185,7 @@ class Study:
 
     def keep_spent(self, spent: Spent) -> None:
         """Records what has been spent, as time passes also where nothing else happens."""
-        self.clock, self.device_seconds = max(self.clock, spent.seconds), spent.device_seconds
+        self.clock = max(self.clock, spent.seconds)
         with storage_errors(self._location):
             self._storage.set_study_user_attr(self._id, SPENT_KEY, list(spent._replace(seconds=self.clock)))
 
@@ -325,17 +321,15 @@ def read_study_events(
 def read_left(folder: Path | None = None, url: str | None = None, name: str = "tune") -> str:
     """Returns what is left of a study's budget, that of the last session, such as ``12 trials, 4m 10s left``.
 
-    Nothing of a study whose database is gone, and of one that was begun before budgets were kept.
+    Nothing of a study whose database is gone.
     """
     if url is None and (folder is None or not (folder / STUDY_FILE).is_file()):
         return ""
     with _stored_study(folder, url, name) as (storage, study):
-        if BUDGET_KEY not in study.user_attrs:
+        if BUDGET_KEY not in study.user_attrs:  # it was killed as it was begun
             return ""
-        values = study.user_attrs[BUDGET_KEY]
-        price = None if values["price"] is None else Price(**values["price"])
         spent = Spent(*study.user_attrs.get(SPENT_KEY, (0.0, 0)))
-        return Budget(**{**values, "price": price}).left(storage.get_n_trials(study._study_id), spent)
+        return Budget(**study.user_attrs[BUDGET_KEY]).left(storage.get_n_trials(study._study_id), spent)
 
 
 @contextmanager
@@ -354,7 +348,7 @@ def _stored_study(folder: Path | None, url: str | None, name: str) -> Iterator[t
         storage = open_storage(folder, url)
         stack.callback(close_storage, storage)
         with storage_errors(location):
-            study = latest_version(storage, name)
+            study = find_study(storage, name)
             if study is None:
                 raise missing
             yield storage, study

@@ -6,9 +6,6 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-SPACE_NOTE = "space:"
-"""Prefix of notes about the current space, such as an index in its grid; they go when the space changes."""
-
 
 class TrialState(StrEnum):
     """The state of a trial."""
@@ -24,9 +21,6 @@ class TrialState(StrEnum):
     """Ended early by the scheduler."""
 
     FAILED = "failed"
-
-    EXCLUDED = "excluded"
-    """Is no point of the space any more, which has changed: only its costs count, and nobody learns from it."""
 
 
 @dataclass(frozen=True)
@@ -136,8 +130,8 @@ class Trial:
 
     @property
     def latest(self) -> float | None:
-        """The final value, or that of the last report; None without either, and of a failed or excluded trial."""
-        if self.state in (TrialState.FAILED, TrialState.EXCLUDED):
+        """The final value, or that of the last report; None without either, and of a failed trial."""
+        if self.state is TrialState.FAILED:
             return None
         return self.value if self.value is not None else self.reports[-1].value if self.reports else None
 

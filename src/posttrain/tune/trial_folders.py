@@ -77,16 +77,12 @@ class TrialFolders:
         self._largest = max(self._largest, sum(file.stat().st_size for file in files if file.is_file()))
 
     def clean_up(self, number: int) -> None:
-        """Removes the folder of a trial that has ended, and of the best one before, unless it is the best one.
-
-        Those of excluded trials stay: they are points of the space again once it changes back.
-        """
+        """Removes the folder of a trial that has ended, and of the best one before, unless it is the best one."""
         before, self._kept = self._kept, self._best_finished()
         for other in {number, before}:
             if other is None or other == self._kept:
                 continue
-            trial = self._study.trials[other]
-            if trial.ended and trial.state is not TrialState.EXCLUDED:
+            if self._study.trials[other].ended:
                 remove_tree(self.path(other))
 
     def _best_finished(self) -> int | None:

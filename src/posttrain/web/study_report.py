@@ -11,12 +11,12 @@ from posttrain.report.charts.bars import format_seconds
 from posttrain.report.charts.chart import truncate
 from posttrain.report.formatting import number_text, percent_text
 from posttrain.tune.events import Event
+from posttrain.tune.goal import Goal
 from posttrain.tune.importance import Importance, measure_importance
 from posttrain.tune.lint import check_edges, check_space
 from posttrain.tune.losses import FEWEST
 from posttrain.tune.objectives import Objective
 from posttrain.tune.trial import Trial, TrialState, best_trial, rank, with_objective
-from posttrain.tune.versions import Goal
 from posttrain.web.front_view import front_charts, hypervolume_chart
 from posttrain.web.page import PAGE_BYTES, Table, Tile, now_text, render_page, write_page
 from posttrain.web.study_view import setting_text, study_view
@@ -40,7 +40,7 @@ def render_study(
         trials: its trials, by number.
         events: what happened, in its order; empty of a search whose times were not kept.
         name: of the study.
-        warm_start: sentences on how it was started, and what that saved.
+        warm_start: sentences on how it was started.
 
     Returns:
         The page, and its first sentence.
@@ -60,7 +60,7 @@ def render_study(
             name=name,
             sentence=sentence,
             headline=_headline(goal, trials, parts[0].importance, best, front),
-            warnings=_warnings(goal, best, parts[0].importance),
+            warnings=_warnings(goal, best),
             settings=[] if best is None else [(key, setting_text(value)) for key, value in best.settings.items()],
             best=best,
             warm_start=[f"{text[0].upper()}{text[1:]}." for text in warm_start],
@@ -229,12 +229,10 @@ def _headline(
     return tuple(tiles)
 
 
-def _warnings(goal: Goal, best: Trial | None, importance: Importance) -> list[str]:
+def _warnings(goal: Goal, best: Trial | None) -> list[str]:
     if best is None:
         return []
-    compared = len(importance.compared.values)
-    # Of fewer trials the first sentence says so.
-    warnings = [*check_edges(goal.space, best), *check_space(goal.space, compared if compared >= FEWEST else None)]
+    warnings = [*check_edges(goal.space, best), *check_space(goal.space)]
     texts = [warning.replace("`", "") for warning in warnings]
     return [f"{text[0].upper()}{text[1:]}." for text in texts]
 

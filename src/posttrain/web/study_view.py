@@ -14,6 +14,7 @@ from posttrain.report.charts.chart import Chart, Option, ticks, truncate, value_
 from posttrain.report.charts.curve import downsample
 from posttrain.report.formatting import number_text, percent_text
 from posttrain.tune.events import Event
+from posttrain.tune.goal import Goal
 from posttrain.tune.importance import Importance
 from posttrain.tune.parameters import Choice, Float, Int, Parameter
 from posttrain.tune.report.trial_charts import (
@@ -26,7 +27,6 @@ from posttrain.tune.report.trial_charts import (
     trial_points,
 )
 from posttrain.tune.trial import Trial, TrialState, best_trial
-from posttrain.tune.versions import Goal
 from posttrain.web.page import Table
 
 _HISTORY = 1000  # points of a history

@@ -137,7 +137,7 @@ def test_models_over_a_limit_are_not_trained(
         return train(self, out, config, *arguments)
 
     monkeypatch.setattr(TrainingTrial, "_train", record)
-    sampler = {"name": "regularized_evolution", "population": 2, "tournament": 2}
+    sampler = {"name": "nsga2", "population": 2}
     # Seven points are over the limit first: more than the five failures that end a study.
     initial = [{"train.prune.layers": layers, "train.learning_rate": rate} for layers in (3, 4) for rate in RATES[:4]]
     space = {**LAYERS, "train.learning_rate": RATES}

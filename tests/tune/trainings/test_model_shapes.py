@@ -54,10 +54,9 @@ HELD_OUT = rows(100, 6).to_pylist()
 @pytest.mark.slow
 def test_a_study_of_pruned_models(deep_model: Path, tmp_path: Path) -> None:
     space = {"train.prune.layers": {"int": [1, 4]}, "train.prune.inner": [64, 288]}
-    sampler = {"name": "regularized_evolution", "population": 2, "tournament": 2}
+    sampler = {"name": "nsga2", "population": 2}
     result = study(deep_model, tmp_path, {"space": space, "sampler": sampler, "budget": "4 trials"}, method="lora")
     assert [str(trial.state) for trial in result.trials] == ["finished"] * 4
-    # Children of evolution differ from their parents in one value.
     assert len({tuple(trial.settings.values()) for trial in result.trials}) > 1
     best = TrainJobConfig.read(yaml.safe_load((tmp_path / "out" / "best.yaml").read_text()), "best.yaml")
     assert (best.train.prune.layers, best.train.prune.inner) == tuple(result.best.settings.values())
@@ -135,7 +134,7 @@ def test_a_study_of_shapes_from_scratch(deep_model: Path, tmp_path: Path) -> Non
     space = {f"{shape}.layers": {"int": [1, 4]}, f"{shape}.hidden": [32, 64, 96], f"{shape}.inner": [64, 128]}
     tune = {
         "space": {**space, f"{shape}.heads": 2},
-        "sampler": {"name": "regularized_evolution", "population": 3, "tournament": 2},
+        "sampler": {"name": "nsga2", "population": 3},
         "limits": {"parameters": "60K"},
         "budget": "8 trials",
     }

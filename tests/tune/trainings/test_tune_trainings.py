@@ -203,7 +203,7 @@ def test_a_training_whose_last_report_spends_the_budget_is_finished(tiny_model: 
 def test_a_study_of_several_objectives(tiny_model: Path, held_out_folder: Path) -> None:
     space = {"train.learning_rate": {"float": [1e-4, 1e-2], "log": True}, "train.lora.rank": [2, 8]}
     objectives = ["loss", "accuracy", {"metric": "seconds", "limit": 1e6}, "tokens"]
-    scheduler = {"name": "moasha", "max_resource": 3}
+    scheduler = {"name": "none", "max_resource": 3}
     tune = tune_config(space=space, objectives=objectives, scheduler=scheduler, budget="3 trials")
     config = job(tiny_model, method="lora")
     result = tune_trainings(config, tune, RECORDS, held_out_folder / "out", root=held_out_folder)

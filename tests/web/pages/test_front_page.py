@@ -11,12 +11,12 @@ import pytest
 from optuna._hypervolume import compute_hypervolume
 
 from posttrain.tune.events import Event
+from posttrain.tune.goal import Goal
 from posttrain.tune.objectives import Objective, Objectives
 from posttrain.tune.parameters import Choice, Float
 from posttrain.tune.space import Space
 from posttrain.tune.study import Study, read_study_events
 from posttrain.tune.trial import Report, Trial, TrialState
-from posttrain.tune.versions import Goal
 from posttrain.web.front_view import front_charts, hypervolume_chart
 from posttrain.web.page import PAGE_BYTES
 from posttrain.web.study_report import render_study, write_study

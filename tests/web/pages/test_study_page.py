@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from posttrain.tune.events import Event
+from posttrain.tune.goal import Goal
 from posttrain.tune.importance import measure_importance
 from posttrain.tune.parameters import Choice, Derived, Float, Int
 from posttrain.tune.space import Space
 from posttrain.tune.study import Study, read_study_events
 from posttrain.tune.trial import Report, Trial, TrialState
-from posttrain.tune.versions import Goal
 from posttrain.web.page import PAGE_BYTES
 from posttrain.web.study_report import render_study, write_study
 from posttrain.web.study_view import StudyView, parameter_labels, study_view
@@ -175,7 +175,6 @@ def test_slices_parallel_coordinates_and_importance(tmp_path: Path) -> None:
     assert f"the best trial has loss {best.value:.4g}, the median is" in text
     assert f"fANOVA leaves out rank, which exists in {with_rank} of 40 trials." in text
     assert "without a share of their own: alpha, epochs (derived or fixed)." in text
-    assert "40 trials are few for 5 parameters" in text
 
 
 def test_a_maximised_metric(tmp_path: Path) -> None:
@@ -228,9 +227,7 @@ def test_the_best_on_an_edge_is_reported(tmp_path: Path) -> None:
     with Study(SPACE, folder=tmp_path) as study:
         study.start(LORA | {"rate": 1e-5}, None, {})
         study.end(0, TrialState.FINISHED, 1.0, value=1.0)
-    assert "The best rate, 1e-05, is on the lower edge of its range; widen it to 1e-06 to 0.1, and" in shown(
-        render(tmp_path)
-    )
+    assert "The best rate, 1e-05, is on the lower edge of its range; widen it in a study" in shown(render(tmp_path))
 
 
 @pytest.mark.slow

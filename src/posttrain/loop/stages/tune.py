@@ -136,7 +136,7 @@ class Tune(Stage):
         """Searches; a killed search goes on in its study."""
         from posttrain.tune.trainings.search import search_trainings
         from posttrain.tune.transfer.past import TASK_FILE
-        from posttrain.tune.transfer.warm_start import WARM_START_FILE
+        from posttrain.tune.transfer.warm_start import WARM_START_FILE, warm_start_sentences
         from posttrain.tune.trial import TrialState
 
         tune, before = _section(context), self._before(context)
@@ -190,7 +190,7 @@ class Tune(Stage):
             value_before=value_before,
             trials=len(result.trials),
             trained=round(trained, 6),
-            warm_start=_warm_start_sentences(study, result.trials),
+            warm_start=[round_sentence(text) for text in warm_start_sentences(study)],
         ).as_dict()
 
     def _trial(self, context: RoundContext, tune: TuneConfig) -> "TrainingTrial":
@@ -279,15 +279,6 @@ def _measure(trial: "TrainingTrial", settings: Mapping[str, Any], folder: Path) 
         return None
     (value,) = read_measured(measured, trial.metrics)
     return value if math.isfinite(value) else None
-
-
-def _warm_start_sentences(study: Path, trials: "Sequence[Trial]") -> list[str]:
-    """Returns what the search in a folder learned from earlier ones, and what that saved; counts alone, no seconds."""
-    from posttrain.tune.transfer.past import PastStudy
-    from posttrain.tune.transfer.savings import describe_warm_start
-
-    sentences, savings = describe_warm_start(study, PastStudy.read(study).goal, trials)
-    return [round_sentence(text) for text in (*sentences, *([savings.sentence] if savings else []))]
 
 
 def _is_better(value: float | None, before: float | None, maximize: bool) -> bool:

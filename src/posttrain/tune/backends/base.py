@@ -95,12 +95,10 @@ class Backend(ExitStack):
 
     Attributes:
         workers: number of runs at a time.
-        devices: GPUs, or machines without any, that all runs share; None: each run has its own.
         is_simulated: True if the clock is a simulated one, which stands still between calls.
     """
 
     workers: int = 1
-    devices: int | None = None
     is_simulated: bool = False
 
     @abstractmethod

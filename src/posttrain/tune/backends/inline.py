@@ -37,7 +37,6 @@ class InlineBackend(Backend):
         super().__init__()
         self._function = function
         self._jobs: list[Job] = []
-        self.devices = 1
 
     def start(self, job: Job) -> None:
         self._jobs.append(job)

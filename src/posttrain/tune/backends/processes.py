@@ -30,7 +30,6 @@ class ProcessBackend(ConnectedBackend):
             raise UserError("processes need a POSIX system", where="engine", fix="use inline")
         super().__init__(function, workers, silence)
         self._gpus = free_gpu_bytes()
-        self.devices = max(1, len(self._gpus))
 
     def launch(self, command: list[str], environment: dict[str, str], folder: Path) -> "LocalProcess":
         return LocalProcess(command, environment)

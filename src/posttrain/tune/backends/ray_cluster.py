@@ -39,15 +39,11 @@ class RayBackend(ConnectedBackend):
         self._ray, self._started = start_ray(max(workers, available_cores()))
         super().__init__(function, workers, silence, host=self._ray.util.get_node_ip_address())
         resources = self._ray.cluster_resources()
-        gpus = resources.get("GPU", 0)
         self._options = {
             "num_cpus": _share(resources.get("CPU", 1), workers),
-            "num_gpus": _share(gpus, workers),
+            "num_gpus": _share(resources.get("GPU", 0), workers),
             "max_retries": 0,
         }
-        if gpus < workers:
-            machines = sum(name.startswith("node:") and not name.startswith("node:__") for name in resources)
-            self.devices = int(gpus) or max(1, machines)
 
     def __exit__(self, *details: Any) -> bool:
         try:

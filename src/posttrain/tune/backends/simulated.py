@@ -51,14 +51,13 @@ class SimulatedBackend(Backend):
     Args:
         curve: returns the steps of a trial.
         workers: trials at a time.
-        devices: Devices that these share; None: each has its own.
     """
 
     is_simulated = True
 
-    def __init__(self, curve: Curve, workers: int = 1, devices: int | None = None) -> None:
+    def __init__(self, curve: Curve, workers: int = 1) -> None:
         super().__init__()
-        self._curve, self.workers, self.devices = curve, workers, devices
+        self._curve, self.workers = curve, workers
         self._now, self._order = 0.0, 0
         self._runs: dict[int, _Run] = {}
         self._queue: list[tuple[float, int, int]] = []  # when something happens, order of equal times, trial

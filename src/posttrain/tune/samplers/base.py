@@ -3,17 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from posttrain.tune.budget import Budget
 from posttrain.tune.losses import comparable_values
 from posttrain.tune.space import Space
 from posttrain.tune.trial import Trial
-
-if TYPE_CHECKING:
-    from posttrain.tune.transfer.past import PastStudy
 
 
 @dataclass(frozen=True)
@@ -31,25 +27,6 @@ class Proposal:
 
 Directions = bool | Sequence[bool]
 """True if greater values are better; of several objectives, a value for each."""
-
-
-@dataclass(frozen=True)
-class SearchContext:
-    """Knowledge of a search besides its own trials.
-
-    Attributes:
-        budget: its budget.
-        workers: trials at a time.
-        devices: Devices that these share; None: each trial has its own.
-        sources: finished studies that it may learn from, the nearest first.
-        defaults: values of parameters that these may lack, with which their trials were run.
-    """
-
-    budget: Budget = field(default_factory=Budget)
-    workers: int = 1
-    devices: int | None = None
-    sources: Sequence["PastStudy"] = ()
-    defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Sampler(ABC):
@@ -79,11 +56,6 @@ class Sampler(ABC):
         self.space, self.seed = space, seed
         self.directions = (maximize,) if isinstance(maximize, bool) else tuple(maximize)
         self.maximize = self.directions[0]
-        self.context = SearchContext()
-
-    def begin(self, context: SearchContext) -> None:
-        """Receives the budget and the earlier studies; called before the first proposal of a session."""
-        self.context = context
 
     @abstractmethod
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
@@ -93,10 +65,6 @@ class Sampler(ABC):
             number: its number.
             trials: the trials before it, by number, also those that run.
         """
-
-    def spent_share(self, trials: Sequence[Trial]) -> float:
-        """Returns the share of the budget that trials have spent, from 0; 0 without a budget."""
-        return self.context.budget.share(trials, self.context.workers, self.context.devices)
 
     def generator(self, number: int) -> np.random.Generator:
         """Returns the source of random numbers of a trial."""

@@ -1,16 +1,14 @@
-"""Bayesian optimisation by a Gaussian process, by expected improvement and its kin, per cost if wanted."""
+"""Bayesian optimisation by a Gaussian process: expected or probable improvement, or a confidence bound."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
 from posttrain.store.errors import UserError, suggest
 from posttrain.tune.acquisition import (
     confidence_weight,
-    cost_exponent,
     log_expected_improvement,
     log_probability_of_improvement,
     upper_confidence_bound,
@@ -37,28 +35,14 @@ _RANDOM, _ELSEWHERE = 0.2, 0.6  # shares of points that are then drawn at random
 
 _NEAR = 0.3  # correlation with the best above which a point counts as near it
 
-_EXACT = 1e-6  # share of noise where equal settings have equal values
-
 _LEAST_SUCCESS = 0.5  # probability, below which a point is not proposed
 
-_LOG_EI = "log_ei"
+_EI = "ei"
 
-PER_COST = ("ei_per_second", "ei_cooled")
-
-_ACQUISITIONS = (_LOG_EI, "ei", "pi", "ucb", *PER_COST)
+_ACQUISITIONS = (_EI, "pi", "ucb")
 
 Score = Callable[[np.ndarray], np.ndarray]
 """A function of encoded points, float64 [m, d], to float64 [m]."""
-
-
-class Predictor(Protocol):
-    """The normal distribution of the standardised loss over encoded points."""
-
-    def predict(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns means and standard deviations, float64 [m] each, at float64 [m, d]."""
-
-    def correlation(self, points: np.ndarray, center: np.ndarray) -> np.ndarray:
-        """Returns the correlations of the losses at float64 [m, d] with that at float64 [d], float64 [m]."""
 
 
 @dataclass(frozen=True)
@@ -105,14 +89,8 @@ class GaussianProcessSampler(Sampler):
 
     Args:
         startup: trials without a model.
-        noise: whether equal settings may have different values.
-        acquisition: ``log_ei``, ``ei``, ``pi`` or ``ucb``; ``ei_per_second`` divides the expected improvement by the
-            predicted cost (Snoek et al. 2012, arXiv:1206.2944, section 3.2), ``ei_cooled`` by a power of it that falls
-            to 0 as the budget is used (Lee et al. 2020, arXiv:2003.10870). The cost of a trial that has not failed is
-            its seconds a step.
-
-    Attributes:
-        transform: whether losses are transformed; without it `fit` predicts differences of losses.
+        acquisition: ``ei`` (expected improvement), ``pi`` (probability of improvement) or ``ucb`` (upper confidence
+            bound).
 
     Raises:
         UserError: an option is out of its range.
@@ -124,16 +102,14 @@ class GaussianProcessSampler(Sampler):
         seed: int = 0,
         maximize: Directions = False,
         startup: int = 10,
-        noise: bool = True,
-        acquisition: str = _LOG_EI,
+        acquisition: str = _EI,
     ) -> None:
         super().__init__(space, seed, maximize)
         check_ranges("sampler", {"startup": (startup, startup >= 1, "at least 1")})
         if acquisition not in _ACQUISITIONS:
             fix = suggest(acquisition, _ACQUISITIONS)
             raise UserError(f"there is no acquisition `{acquisition}`", where="sampler.acquisition", fix=fix)
-        self._startup, self._noise, self._acquisition = int(startup), noise, acquisition
-        self.transform = True
+        self._startup, self._acquisition = int(startup), acquisition
         self._initial = QuasiRandomSampler(space, seed, maximize)
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal:
@@ -144,7 +120,7 @@ class GaussianProcessSampler(Sampler):
         chance = generator.random() if self._has_stalled(losses) else 1.0
         if chance < _RANDOM:
             return Proposal(self._draw_new(trials, generator))
-        predictor, best = self.fit(trials, losses, generator)
+        predictor, best = self._fit(trials, losses, generator)
         starts = [trials[number].drawn for number in sorted(losses, key=lambda number: (losses[number], number))]
         center = None
         if chance < _RANDOM + _ELSEWHERE:
@@ -156,11 +132,11 @@ class GaussianProcessSampler(Sampler):
         score = self._score(predictor, best, trials, generator)
         if center is not None:
             score = _only_far(score, predictor, center)
-        return Proposal(self.search(score, starts[:_STARTS], generator, [trial.drawn for trial in trials]))
+        return Proposal(self._search(score, starts[:_STARTS], generator, [trial.drawn for trial in trials]))
 
-    def fit(
+    def _fit(
         self, trials: Sequence[Trial], losses: dict[int, float], generator: np.random.Generator
-    ) -> tuple[Predictor, float]:
+    ) -> tuple[Regression, float]:
         """Returns the model of standardised losses, and the least of these.
 
         Args:
@@ -169,17 +145,17 @@ class GaussianProcessSampler(Sampler):
             generator: source of random numbers.
         """
         numbers = newest_and_best(losses)
-        values = self.standardize([losses[number] for number in numbers])
+        values = _standardize([losses[number] for number in numbers])
         points = encode_all(self.space, (trials[number].drawn for number in numbers))
         pending = [trial.drawn for trial in trials if not trial.ended and trial.number not in losses]
-        process = fit_matern(points, values, generator, None if self._noise else _EXACT)
+        process = fit_matern(points, values, generator)
         return Regression(process, values, encode_all(self.space, pending)), float(values.min())
 
     def _has_stalled(self, losses: dict[int, float]) -> bool:
         """Returns whether the newest trials have hardly improved the best."""
         if len(losses) <= _STALLED:
             return False
-        values = self.standardize([losses[number] for number in sorted(losses)])
+        values = _standardize([losses[number] for number in sorted(losses)])
         return float(values[:-_STALLED].min() - values.min()) < _LEAST_GAIN
 
     def _draw_new(self, trials: Sequence[Trial], generator: np.random.Generator) -> Settings:
@@ -188,19 +164,12 @@ class GaussianProcessSampler(Sampler):
         draws = (self.space.draw(generator) for _ in range(_DRAWS))
         return next((drawn for drawn in draws if point_key(drawn) not in tried), None) or self.space.draw(generator)
 
-    def standardize(self, losses: Sequence[float]) -> np.ndarray:
-        """Returns losses as a process is fitted to them, float64 [n] of mean 0 and deviation 1."""
-        values, _ = standardize(losses)
-        return to_normal(values) if self.transform else values
-
     def _score(
-        self, predictor: Predictor, best: float, trials: Sequence[Trial], generator: np.random.Generator
+        self, predictor: Regression, best: float, trials: Sequence[Trial], generator: np.random.Generator
     ) -> Score:
         """Returns the acquisition, a function of encoded points."""
-        log_success, cost = self.log_success(trials, generator), None
+        log_success = self._log_success(trials, generator)
         beta = confidence_weight(len(trials), len(self.space.parameters))
-        if self._acquisition in PER_COST:
-            cost = self._cost_model(trials, generator)
 
         def score(points: np.ndarray) -> np.ndarray:
             mean, deviation = predictor.predict(points)
@@ -208,15 +177,11 @@ class GaussianProcessSampler(Sampler):
                 return upper_confidence_bound(mean, deviation, beta)
             improvement = log_probability_of_improvement if self._acquisition == "pi" else log_expected_improvement
             total = improvement(mean, deviation, best)
-            if log_success is not None:
-                total = total + log_success(points)
-            if cost is not None:
-                total = total - cost(points)
-            return np.exp(total) if self._acquisition == "ei" else total
+            return total if log_success is None else total + log_success(points)
 
-        return only_above(score, log_success, _LEAST_SUCCESS)
+        return _only_likely(score, log_success)
 
-    def log_success(self, trials: Sequence[Trial], generator: np.random.Generator) -> Score | None:
+    def _log_success(self, trials: Sequence[Trial], generator: np.random.Generator) -> Score | None:
         """Returns the logarithm of the probability that a trial does not fail, a function of encoded points.
 
         It learns from trials that have ended, but for those that were killed; None where none of them has failed by its
@@ -237,30 +202,12 @@ class GaussianProcessSampler(Sampler):
 
         return log_probability
 
-    def _cost_model(self, trials: Sequence[Trial], generator: np.random.Generator) -> Score | None:
-        """Returns the logarithm of the predicted cost to the power of the exponent; None before any is known."""
-        # Settings that a limit refuses at once are not cheap, nor are steps that a run did before it was killed dear.
-        known = [trial for trial in trials if trial.seconds > 0 and trial.latest is not None]
-        if len(known) < 2:
-            return None
-        first = known[: self._startup]
-        exponent = 1.0
-        if self._acquisition == "ei_cooled":
-            exponent = cost_exponent(self.spent_share(trials), self.spent_share(first))
-        rows = known[-MAX_ROWS:]
-        logs = np.array([math.log(trial.seconds / max(1, trial.step)) for trial in rows])
-        center = float(logs.mean())
-        model = Regression(
-            fit_matern(encode_all(self.space, (trial.drawn for trial in rows)), logs - center, generator), logs - center
-        )
-        return lambda points: exponent * (center + model.predict(points)[0])
-
-    def search(
+    def _search(
         self,
         score: Score,
         starts: Sequence[Settings],
         generator: np.random.Generator,
-        tried: Sequence[Settings] = (),
+        tried: Sequence[Settings],
     ) -> Settings:
         """Returns the point with the greatest score: of random ones, of those near good trials, and near the best.
 
@@ -295,14 +242,19 @@ class GaussianProcessSampler(Sampler):
         return [*draw_near(self.space, drawn, _NEIGHBOURS, radius, generator, _CHANGED)]
 
 
-def only_above(score: Score, log_probability: Score | None, least: float) -> Score:
-    """Returns the score without points whose probability is less than the least; None: as it is."""
-    if log_probability is None:
+def _standardize(losses: Sequence[float]) -> np.ndarray:
+    """Returns losses as a process is fitted to them, float64 [n] of mean 0 and deviation 1."""
+    return to_normal(standardize(losses))
+
+
+def _only_likely(score: Score, log_success: Score | None) -> Score:
+    """Returns the score without points where a trial probably fails; None: as it is."""
+    if log_success is None:
         return score
-    return lambda points: np.where(log_probability(points) >= math.log(least), score(points), -np.inf)
+    return lambda points: np.where(log_success(points) >= math.log(_LEAST_SUCCESS), score(points), -np.inf)
 
 
-def _only_far(score: Score, predictor: Predictor, center: np.ndarray) -> Score:
+def _only_far(score: Score, predictor: Regression, center: np.ndarray) -> Score:
     """Returns the score without points near a center, float64 [d]."""
     return lambda points: np.where(predictor.correlation(points, center) < _NEAR, score(points), -np.inf)
 
@@ -312,8 +264,7 @@ def gaussian_process(
     seed: int,
     maximize: Directions,
     startup: int = 10,
-    noise: bool = True,
-    acquisition: str = _LOG_EI,
+    acquisition: str = _EI,
 ) -> Sampler:
     """Returns the `GaussianProcessSampler`, or for several objectives Optuna's.
 
@@ -322,29 +273,23 @@ def gaussian_process(
 
     Args:
         startup: trials without a model.
-        noise: whether equal settings may have different values.
         acquisition: as `GaussianProcessSampler` takes it; of one objective.
 
     Raises:
         UserError: an option is out of its range, or there are several objectives and another acquisition.
     """
     if isinstance(maximize, bool) or len(maximize) == 1:
-        return GaussianProcessSampler(space, seed, maximize, startup, noise, acquisition)
+        return GaussianProcessSampler(space, seed, maximize, startup, acquisition)
     from optuna.samplers import GPSampler
 
     from posttrain.tune.samplers.optuna_sampler import OptunaSampler
 
     check_ranges("sampler", {"startup": (startup, startup >= 1, "at least 1")})
-    if acquisition != _LOG_EI:
+    if acquisition != _EI:
         what = f"`{acquisition}` is of one objective, and there are {len(maximize)}"
         raise UserError(what, where="sampler.acquisition", fix="leave it out")
 
     def make(seed: int) -> GPSampler:
-        return GPSampler(
-            seed=seed,
-            n_startup_trials=int(startup),
-            deterministic_objective=not noise,
-            warn_independent_sampling=False,
-        )
+        return GPSampler(seed=seed, n_startup_trials=int(startup), warn_independent_sampling=False)
 
     return OptunaSampler(space, seed, maximize, make)

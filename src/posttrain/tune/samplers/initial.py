@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posttrain.store.errors import UserError
-from posttrain.tune.samplers.base import Proposal, Sampler, SearchContext
+from posttrain.tune.samplers.base import Proposal, Sampler
 from posttrain.tune.samplers.population import PopulationSampler
 from posttrain.tune.space import Settings, Space, point_key
 from posttrain.tune.trial import Fork, Trial
@@ -25,10 +25,6 @@ class InitialPoints(PopulationSampler):
         super().__init__(sampler.space, sampler.seed, sampler.directions)
         self._sampler, self._points = sampler, points
         self._left = list(points)
-
-    def begin(self, context: SearchContext) -> None:
-        super().begin(context)
-        self._sampler.begin(context)
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
         if (point := self._next_point(trials)) is not None:

@@ -153,7 +153,6 @@ _STATES = {
     TrialState.FINISHED: OptunaState.COMPLETE,
     TrialState.STOPPED: OptunaState.PRUNED,
     TrialState.FAILED: OptunaState.FAIL,
-    TrialState.EXCLUDED: OptunaState.FAIL,
 }
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.store.errors import UserError
 from posttrain.tune.parameters import Choice, Float, Int, Parameter, is_number
 from posttrain.tune.samplers.base import Proposal, Sampler
 from posttrain.tune.space import Settings, Space
 from posttrain.tune.trial import Fork, Trial
 
 _FACTORS = (0.8, 1.2)
+
+_RESAMPLE = 0.25  # probability with which a setting is drawn again, each on its own
 
 _LEAST_STEP = 0.02  # of a linear range with 0 or less in it, as a share: a factor would not leave 0
 
@@ -43,38 +44,27 @@ class PopulationSampler(Sampler):
 
 
 class PerturbSampler(PopulationSampler):
-    """Perturbs the parent's settings (Jaderberg et al. 2017, arXiv:1711.09846, section 3).
-
-    Args:
-        resample: probability with which a setting is drawn anew, each on its own.
-
-    Raises:
-        UserError: the probability is none.
-    """
-
-    def __init__(self, space: Space, seed: int = 0, maximize: bool = False, resample: float = 0.25) -> None:
-        super().__init__(space, seed, maximize)
-        if not 0 <= resample <= 1:
-            raise UserError(f"resample {resample:g} is no probability", where="sampler", fix="give 0 to 1")
-        self.resample = resample
+    """Perturbs the parent's settings, or draws them again (Jaderberg et al. 2017, arXiv:1711.09846, section 3)."""
 
     def propose_child(self, number: int, trials: Sequence[Trial], fork: Fork) -> Proposal:
         drawn = trials[fork.parent].drawn
-        return Proposal(perturb(self.space, drawn, self.generator(number), self.resample))
+        return Proposal(perturb(self.space, drawn, self.generator(number)))
 
 
-def perturb(space: Space, drawn: Settings, generator: np.random.Generator, resample: float) -> dict[str, Any]:
+def perturb(
+    space: Space, drawn: Settings, generator: np.random.Generator, resample: float = _RESAMPLE
+) -> dict[str, Any]:
     """Perturbs settings: numbers by a factor of 0.8 or 1.2, within their ranges.
 
     Integers change by at least 1. Choices of numbers become the next smaller or greater one; others change only where
-    they are drawn anew. A parameter that comes into being is drawn. Where 100 tries do not meet the constraints, the
+    they are drawn again. A parameter that comes into being is drawn. Where 100 tries do not meet the constraints, the
     settings stay as they are.
 
     Args:
         space: their space.
         drawn: a value for each parameter that exists.
         generator: source of random numbers.
-        resample: probability with which a value is drawn anew.
+        resample: probability with which a value is drawn again.
     """
     for _ in range(_MAX_DRAWS):
         child: dict[str, Any] = {}

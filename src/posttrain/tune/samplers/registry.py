@@ -16,17 +16,10 @@ SAMPLERS: Registry[Callable[..., Sampler]] = Registry(
         "quasi_random": "posttrain.tune.samplers.unit_cube:QuasiRandomSampler",
         "grid": "posttrain.tune.samplers.unit_cube:GridSampler",
         "tpe": "posttrain.tune.samplers.registry:tpe",
-        "bohb": "posttrain.tune.samplers.bohb:BohbSampler",
         "gp": "posttrain.tune.samplers.gaussian:gaussian_process",
-        "rgpe": "posttrain.tune.transfer.rgpe:RgpeSampler",
-        "cmaes": "posttrain.tune.samplers.cmaes:CmaEsSampler",
-        "evolutionary": "posttrain.tune.samplers.genetic:evolutionary",
         "nsga2": "posttrain.tune.samplers.genetic:nsga2",
-        "nsga3": "posttrain.tune.samplers.genetic:nsga3",
-        "regularized_evolution": "posttrain.tune.samplers.evolution:EvolutionSampler",
         "staged": "posttrain.tune.samplers.staged:StagedSampler",
         "perturb": "posttrain.tune.samplers.population:PerturbSampler",
-        "pb2": "posttrain.tune.samplers.pb2:Pb2Sampler",
     },
 )
 """A function of the space, the seed and ``maximize``, and of the sampler's options, by name."""

@@ -15,10 +15,14 @@ from posttrain.tune.samplers.base import Proposal, Sampler
 from posttrain.tune.samplers.registry import tpe
 from posttrain.tune.samplers.unit_cube import QuasiRandomSampler
 from posttrain.tune.space import Space
-from posttrain.tune.trial import SPACE_NOTE, Trial
+from posttrain.tune.trial import Trial
 
-_STAGE, _RANGES = SPACE_NOTE + "stage", SPACE_NOTE + "ranges"
+_STAGE, _RANGES = "stage", "ranges"
 """The notes of a trial with its stage, and with the refined ranges, by parameter."""
+
+_POINTS = 3  # values of each number on the grid
+
+_SHARE = 0.25  # of the coarse trials, the best, that the refined ranges hold
 
 _LISTED = 10_000  # points of a grid, above which its points are drawn one by one
 
@@ -28,19 +32,17 @@ _MAX_DRAWS = 100  # for each point of the first stage
 class StagedSampler(Sampler):
     """Searches in three stages.
 
-    1. ``coarse`` points of a grid, in a random order, or all of them.
-    2. Each number's range becomes that of the best ``share`` of these trials, widened by half the distance of the
-       grid's points on both sides; ``refined`` quasi-random points of it follow.
+    1. ``coarse`` points of a grid with three values of each number, in a random order, or all of them.
+    2. Each number's range becomes that of the best quarter of these trials, widened by half the distance of the grid's
+       points on both sides; ``refined`` quasi-random points of it follow.
     3. TPE over the refined ranges, given all trials that lie in them.
 
     Choices keep all their values. Where the refined ranges leave no point that meets the conditions and constraints,
-    the whole space is searched on.
+    the whole space is searched.
 
     Args:
-        points: values of each number on the grid.
         coarse: trials of the first stage.
         refined: trials of the second.
-        share: of the coarse trials, the best, that the refined ranges hold.
 
     Raises:
         UserError: an option is out of its range.
@@ -51,22 +53,18 @@ class StagedSampler(Sampler):
         space: Space,
         seed: int = 0,
         maximize: bool = False,
-        points: int = 3,
         coarse: int = 12,
         refined: int = 8,
-        share: float = 0.25,
     ) -> None:
         super().__init__(space, seed, maximize)
         check_ranges(
             "sampler",
             {
-                "points": (points, points >= 2, "at least 2"),
                 "coarse": (coarse, coarse >= 2, "at least 2"),
                 "refined": (refined, refined >= 0, "0 or more"),
-                "share": (share, 0 < share <= 1, "a share from more than 0 to 1"),
             },
         )
-        self._points, self._coarse, self._refined, self._share = points, coarse, refined, share
+        self._coarse, self._refined = coarse, refined
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
         # By what the trials note, as some of them may be of another sampler.
@@ -81,7 +79,7 @@ class StagedSampler(Sampler):
             members = [trial for trial in trials if trial.notes.get(_STAGE) == "refined"]
             proposal = QuasiRandomSampler(space, self.seed, self.maximize).propose(number, members)
             return Proposal(proposal.drawn, {**proposal.notes, **notes, _STAGE: "refined"})
-        # Numbered anew, as Optuna takes a trial's number for its place in the study.
+        # Numbered again, as Optuna takes a trial's number for its place in the study.
         inside = [trial for trial in trials if trial.settings in space]
         inside = [replace(trial, number=index) for index, trial in enumerate(inside)]
         model = tpe(space, self.seed, self.maximize, startup=0).propose(len(inside), inside)
@@ -92,9 +90,9 @@ class StagedSampler(Sampler):
     def _grid(self) -> list[dict[str, Any]]:
         """The points of the first stage."""
         generator = np.random.default_rng(self.seed)
-        axes = {name: parameter.grid(self._points) for name, parameter in self.space.parameters.items()}
+        axes = {name: parameter.grid(_POINTS) for name, parameter in self.space.parameters.items()}
         if math.prod(map(len, axes.values())) <= _LISTED:
-            points = list(self.space.grid(self._points))
+            points = list(self.space.grid(_POINTS))
             return [points[index] for index in generator.permutation(len(points))[: self._coarse]]
         drawn: dict[str, dict[str, Any]] = {}
         for _ in range(_MAX_DRAWS * self._coarse):
@@ -109,8 +107,8 @@ class StagedSampler(Sampler):
         coarse = [trial for trial in trials if trial.notes.get(_STAGE) == "coarse"]
         losses = self.comparable_losses(coarse)
         ranked = sorted((trial for trial in coarse if trial.number in losses), key=lambda trial: losses[trial.number])
-        best = ranked[: math.ceil(self._share * len(coarse))]
-        margin = 0.5 / (self._points - 1)
+        best = ranked[: math.ceil(_SHARE * len(coarse))]
+        margin = 0.5 / (_POINTS - 1)
         ranges = {}
         for name, parameter in self.space.parameters.items():
             shares = [parameter.to_unit(trial.drawn[name]) for trial in best if name in trial.drawn]

@@ -9,9 +9,9 @@ import numpy as np
 from posttrain.store.errors import UserError
 from posttrain.tune.samplers.base import Directions, Proposal, Sampler
 from posttrain.tune.space import MAX_DRAWS, Space
-from posttrain.tune.trial import SPACE_NOTE, Trial
+from posttrain.tune.trial import Trial
 
-_SOBOL, _GRID = SPACE_NOTE + "sobol", SPACE_NOTE + "grid"  # a trial's index in the sequence, and in the grid
+_SOBOL, _GRID = "sobol", "grid"  # a trial's index in the sequence, and in the grid
 
 
 class RandomSampler(Sampler):

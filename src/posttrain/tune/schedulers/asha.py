@@ -1,8 +1,8 @@
 """Asynchronous successive halving (ASHA; Li et al. 2018, arXiv:1810.05934, Algorithm 2): no trial waits for another."""
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from posttrain.tune.schedulers.base import Decision, Promote, Scheduler, Start
 from posttrain.tune.schedulers.rungs import rung_levels, warn_of_warmup
@@ -20,13 +20,11 @@ class Asha(Scheduler):
         UserError: the numbers leave no rungs.
     """
 
-    _name: ClassVar[str] = "asha"
-
     def __init__(self, max_resource: int, min_resource: int = 1, eta: float = 3) -> None:
         self.max_resource = max_resource
-        self._steps = rung_levels(max_resource, min_resource, eta, f"scheduler {self._name}")
+        self._steps = rung_levels(max_resource, min_resource, eta, "scheduler asha")
         self._eta = eta
-        self._rungs = [self._make_rung() for _ in self._steps]
+        self._rungs = [_Rung() for _ in self._steps]
         self._level: dict[int, int] = {}  # the rung that a trial runs up to
         self._arrived: set[tuple[int, int]] = set()  # trials and the rungs that they have come to
 
@@ -48,9 +46,6 @@ class Asha(Scheduler):
             rung.remove(number)
 
     def report(self, number: int, step: int, value: float) -> Decision:
-        return self.report_values(number, step, (value,))
-
-    def report_values(self, number: int, step: int, values: Sequence[float]) -> Decision:
         if number not in self._level:
             return Decision.STOP if step >= self._steps[-1] else Decision.CONTINUE
         level = self._level[number]
@@ -58,44 +53,29 @@ class Asha(Scheduler):
             return Decision.CONTINUE
         if (number, level) not in self._arrived:  # another scheduler may have had it go on from here
             self._arrived.add((number, level))
-            self._rungs[level].add(number, values)
+            self._rungs[level].add(number, value)
         return Decision.PAUSE if level + 1 < len(self._steps) else Decision.STOP
 
     def ended(self, number: int, value: float | None) -> None:
         for rung in self._rungs:
             rung.remove(number)
 
-    def _make_rung(self) -> "AshaRung":
-        return _Rung()
-
-
-class AshaRung(Protocol):
-    """The trials that have come to a rung, and those of them that may be promoted."""
-
-    def add(self, number: int, values: Sequence[float]) -> None:
-        """Adds a trial with its values there."""
-
-    def remove(self, number: int) -> None:
-        """Takes a trial out of those that may be promoted; it still counts in its rung."""
-
-    def promotable(self, eta: float) -> int | None:
-        """Returns the best trial that may be promoted, if it is among the best 1/eta of the rung."""
-
 
 class _Rung:
-    """All trials by value, and those that may be promoted."""
+    """The trials that have come to a rung by value, and those of them that may be promoted."""
 
     def __init__(self) -> None:
         self._ranked: list[tuple[float, int]] = []
         self._waiting: list[tuple[float, int]] = []
         self._values: dict[int, float] = {}
 
-    def add(self, number: int, values: Sequence[float]) -> None:
-        value = self._values[number] = values[0]
+    def add(self, number: int, value: float) -> None:
+        self._values[number] = value
         insort(self._ranked, (value, number))
         insort(self._waiting, (value, number))
 
     def remove(self, number: int) -> None:
+        """Takes a trial out of those that may be promoted; it still counts in its rung."""
         if number in self._values:
             entry = self._values[number], number
             at = bisect_left(self._waiting, entry)
@@ -103,6 +83,7 @@ class _Rung:
                 del self._waiting[at]
 
     def promotable(self, eta: float) -> int | None:
+        """Returns the best trial that may be promoted, if it is among the best 1/eta of the rung."""
         # By position, not by a walk along the best: most of them have been promoted already.
         if self._waiting and bisect_left(self._ranked, self._waiting[0]) < int(len(self._ranked) // eta):
             return self._waiting[0][1]

@@ -1,7 +1,7 @@
 """The interface of schedulers, which decide which trials run, and how far."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar
@@ -91,7 +91,7 @@ class Scheduler(ABC):
 
     Attributes:
         max_resource: the step at which a trial is finished; None: only the trial itself knows.
-        several_objectives: whether it decides by several objectives: `report_values` gets the values of all.
+        several_objectives: whether a study of several objectives may have it; it is given the values of the first.
         sampler: name of the sampler that a study has unless the user names another.
         has_forks: whether it starts trials from checkpoints of others, which needs a `PopulationSampler`.
     """
@@ -135,10 +135,6 @@ class Scheduler(ABC):
             share: from 0 to 1.
         """
         return ""
-
-    def report_values(self, number: int, step: int, values: Sequence[float]) -> Decision:
-        """Notes the values of all objectives, as `report` does that of one; by default the first decides."""
-        return self.report(number, step, values[0])
 
     @abstractmethod
     def ended(self, number: int, value: float | None) -> None:

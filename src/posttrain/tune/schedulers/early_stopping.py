@@ -9,6 +9,10 @@ from posttrain.tune.parts import check_ranges
 from posttrain.tune.schedulers.base import Decision
 from posttrain.tune.schedulers.none import RunToEnd
 
+_IMPROVEMENT = 0.01  # the least relative improvement that counts
+
+_WARMUP = 0.2  # the share of a trial in which none is stopped, at least
+
 
 @dataclass
 class _Progress:
@@ -29,8 +33,6 @@ class EarlyStopping(RunToEnd):
     Args:
         max_resource: the step at which a trial is finished.
         patience: steps without an improvement.
-        improvement: the least relative improvement that counts.
-        warmup: share of ``max_resource`` in which no trial is stopped.
 
     Raises:
         UserError: an option is out of its range.
@@ -38,17 +40,10 @@ class EarlyStopping(RunToEnd):
 
     several_objectives: ClassVar[bool] = False
 
-    def __init__(self, max_resource: int, patience: int = 3, improvement: float = 0.01, warmup: float = 0.2) -> None:
+    def __init__(self, max_resource: int, patience: int = 3) -> None:
         super().__init__(max_resource)
-        check_ranges(
-            "scheduler early_stopping",
-            {
-                "patience": (patience, patience >= 1, "at least 1"),
-                "improvement": (improvement, 0 <= improvement < 1, "a share from 0 to less than 1"),
-                "warmup": (warmup, 0 <= warmup < 1, "a share from 0 to less than 1"),
-            },
-        )
-        self._last, self._patience, self._improvement, self._warmup = max_resource, patience, improvement, warmup
+        check_ranges("scheduler early_stopping", {"patience": (patience, patience >= 1, "at least 1")})
+        self._last, self._patience, self._warmup = max_resource, patience, _WARMUP
         self._progress: dict[int, _Progress] = {}
         self._leaders: dict[int, tuple[float, int]] = {}  # the least value up to a step and its first trial, by step
 
@@ -73,7 +68,7 @@ class EarlyStopping(RunToEnd):
         progress = self._progress[number]
         progress.least = min(progress.least, value)
         self._leaders[step] = min((progress.least, number), self._leaders.get(step, (math.inf, 0)))
-        if value < progress.reference - self._improvement * abs(progress.reference) or progress.step == 0:
+        if value < progress.reference - _IMPROVEMENT * abs(progress.reference) or progress.step == 0:
             progress.reference, progress.step = value, step
         leads = self._leaders[step][1] == number
         if decision is Decision.STOP or leads or step <= self._warmup * self._last:

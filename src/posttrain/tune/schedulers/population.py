@@ -11,6 +11,8 @@ from posttrain.tune.trial import Fork
 _POPULATION, _MEMBER = "population", "member"
 """The notes of a trial with the number of its population, and of its member in it."""
 
+_QUANTILE = 0.25  # the share of the population that is replaced, and the share that is taken over
+
 
 class Pbt(Scheduler):
     """Trains a population in intervals; after each, poor members take over the checkpoints and settings of good ones.
@@ -22,14 +24,13 @@ class Pbt(Scheduler):
     the next begins.
 
     No member goes on before all have come to the end of the interval. So neither the workers nor their speed change a
-    study. A study of one population takes about ``population * (1 + quantile * (max_resource / interval - 1))`` trials;
+    study. A study of one population takes about ``population * (1 + 0.25 * (max_resource / interval - 1))`` trials;
     with none left in the budget, poor members go on as they are.
 
     Args:
         max_resource: the step at which a trial is finished.
         population: number of members.
         interval: steps between two comparisons.
-        quantile: share of the population that is replaced, and share that is taken over.
 
     Raises:
         UserError: the numbers make no population or no interval.
@@ -38,18 +39,15 @@ class Pbt(Scheduler):
     sampler: ClassVar[str] = "perturb"
     has_forks: ClassVar[bool] = True
 
-    def __init__(self, max_resource: int, population: int = 8, interval: int = 1, quantile: float = 0.25) -> None:
+    def __init__(self, max_resource: int, population: int = 8, interval: int = 1) -> None:
         where = "scheduler"
         if population < 2:
             raise UserError(f"{population} members are no population", where=where, fix="give at least 2")
         if not 1 <= interval <= max_resource:
             what = f"interval {interval} does not lie between 1 and max_resource {max_resource}"
             raise UserError(what, where=where, fix="give a shorter one, or a greater max_resource")
-        if not 0 < quantile <= 0.5:
-            what = f"quantile {quantile:g} is no share of at most a half"
-            raise UserError(what, where=where, fix="0.2 and 0.25 are usual")
         self.max_resource: int = max_resource
-        self._size, self._interval, self._quantile = population, interval, quantile
+        self._size, self._interval = population, interval
         self._number = -1  # of the population
         self._end = interval  # the step up to which this generation runs
         self._members: dict[int, int] = {}  # the latest trial of each member
@@ -118,19 +116,10 @@ class Pbt(Scheduler):
         )
         if not ranked:
             return {}
-        count = min(max(1, int(len(ranked) * self._quantile)), len(ranked) // 2)
+        count = min(max(1, int(len(ranked) * _QUANTILE)), len(ranked) // 2)
         poor = [member for *_, member in reversed(ranked[len(ranked) - count :])]
         parents = [number for _, number, _ in ranked[: max(1, count)]]
         return {
             member: Fork(parent, self._arrived[parent][0], self._members[member])
             for member, parent in zip([*failed, *poor], cycle(parents), strict=False)
         }
-
-
-class Pb2(Pbt):
-    """Population-based bandits (PB2; Parker-Holder et al. 2020, arXiv:2002.02518).
-
-    It is `Pbt`, but for the sampler, which chooses the settings of new members by a Gaussian process.
-    """
-
-    sampler: ClassVar[str] = "pb2"

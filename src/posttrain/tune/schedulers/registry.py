@@ -14,12 +14,9 @@ SCHEDULERS: Registry[Callable[..., Scheduler]] = Registry(
         "none": "posttrain.tune.schedulers.none:RunToEnd",
         "successive_halving": "posttrain.tune.schedulers.successive_halving:SuccessiveHalving",
         "asha": "posttrain.tune.schedulers.asha:Asha",
-        "moasha": "posttrain.tune.schedulers.moasha:MoAsha",
         "hyperband": "posttrain.tune.schedulers.hyperband:Hyperband",
         "early_stopping": "posttrain.tune.schedulers.early_stopping:EarlyStopping",
-        "extrapolation": "posttrain.tune.schedulers.extrapolation:Extrapolation",
         "pbt": "posttrain.tune.schedulers.population:Pbt",
-        "pb2": "posttrain.tune.schedulers.population:Pb2",
     },
 )
 """A function of the scheduler's options, by name."""

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from posttrain.store.errors import UserError
 from posttrain.tune.schedulers.base import Decision, Promote, Scheduler, Start
 from posttrain.tune.schedulers.rungs import Rung, rung_levels, warn_of_warmup
 
@@ -143,25 +142,21 @@ class BracketScheduler(Scheduler):
 
 
 class SuccessiveHalving(BracketScheduler):
-    """Starts ``trials`` trials, and keeps the best 1/eta of them at each rung; then begins again.
+    """Starts so many trials that one comes to the last rung, and keeps the best 1/eta at each; then begins again.
 
     Args:
         max_resource: the step of the last rung, at which a trial is finished.
         min_resource: the least step of the first rung.
         eta: the factor between the steps of two rungs, and between their numbers of trials.
-        trials: number of trials of the first rung; by default so many that one comes to the last.
 
     Raises:
         UserError: the numbers leave no rungs.
     """
 
-    def __init__(self, max_resource: int, min_resource: int = 1, eta: float = 3, trials: int | None = None) -> None:
+    def __init__(self, max_resource: int, min_resource: int = 1, eta: float = 3) -> None:
         super().__init__()
-        where = "scheduler successive_halving"
-        steps = rung_levels(max_resource, min_resource, eta, where)
-        count = round(eta ** (len(steps) - 1)) if trials is None else trials
-        if count < 1:
-            raise UserError(f"{count} trials make no rung", where=where, fix="give at least 1")
+        steps = rung_levels(max_resource, min_resource, eta, "scheduler successive_halving")
+        count = round(eta ** (len(steps) - 1))
         self.max_resource = max_resource
         self._rungs = [Rung(max(1, int(count // eta**level)), step) for level, step in enumerate(steps)]
 

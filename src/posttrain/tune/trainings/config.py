@@ -14,7 +14,7 @@ from posttrain.train.config import TrainConfig
 from posttrain.train.objectives.registry import OBJECTIVES
 from posttrain.train.standalone import TrainJobConfig
 from posttrain.tune.backends.registry import SILENCE
-from posttrain.tune.budget import Budget, Price, read_gain
+from posttrain.tune.budget import Budget
 from posttrain.tune.objectives import COSTS, Objectives, read_objectives
 from posttrain.tune.spaces import READY_KEY, expand, values_of
 
@@ -80,28 +80,6 @@ class HeldOutConfig(SuiteConfig):
             if not 0 < share <= 50:
                 raise ValueError("a share of more than 0% and at most 50% can be held out")
         return data
-
-
-class PriceConfig(Section):
-    """The price of an accelerator."""
-
-    per_hour: float = Field(gt=0, description="Of one accelerator, for an hour.")
-    currency: str = Field(default="EUR", pattern="^[A-Z]{3}$", description="Three capital letters, such as EUR.")
-
-
-class StopConfig(Section):
-    """Ends a study before its budget."""
-
-    gain: str | float = Field(description="Least gain worth a trial: a share of the best value, such as 0.1%.")
-
-    @field_validator("gain")
-    @classmethod
-    def _check_gain(cls, gain: str | float) -> str | float:
-        try:
-            read_gain({"gain": gain})
-        except UserError as error:
-            raise ValueError(error.what) from None
-        return gain
 
 
 class OneShotConfig(Section):
@@ -194,9 +172,6 @@ class TuneConfig(Section):
     initial: list[dict[str, Any]] = Field(
         default=[], description="Points of the space that are tried first, such as {train.learning_rate: 0.001}."
     )
-    price: PriceConfig | None = Field(default=None, description="Of an accelerator, for a budget in money.")
-    accelerators: int = Field(default=1, ge=1, description="That a trial uses, for budgets in GPU-hours and money.")
-    stop: StopConfig | None = Field(default=None, description="Ends the study early once little is to be gained.")
     warm_start: str | list[str] | None = Field(
         default=None,
         description="Earlier studies to start from: a folder of studies, or a list; a round takes those before it.",
@@ -270,11 +245,9 @@ class TuneConfig(Section):
         """Reads the budget, or the one of the command line in its place.
 
         Raises:
-            UserError: it is none, or in another currency than the price.
+            UserError: it is not a budget.
         """
-        price = None if self.price is None else Price(self.price.per_hour, self.price.currency)
-        value, where = (self.budget, "tune.budget") if budget is None else (budget, "--budget")
-        return Budget.read(value, where, price, self.accelerators)
+        return Budget.read(self.budget, "tune.budget") if budget is None else Budget.read(budget, "--budget")
 
     @property
     def several(self) -> Objectives | None:

@@ -54,7 +54,6 @@ def tune_trainings(
     budget: str | None = None,
     engine: str | None = None,
     workers: int | None = None,
-    migrate: bool = False,
 ) -> TuneResult:
     """Searches the settings of a training.
 
@@ -67,7 +66,6 @@ def tune_trainings(
         budget: in place of ``tune.budget``.
         engine: ``inline``, ``processes``, ``ray`` or ``slurm``, in place of ``tune.engine``.
         workers: trainings at a time, in place of ``tune.workers``.
-        migrate: carry an earlier study's trials over to a space that has changed.
 
     Raises:
         UserError: a setting, the space, the metric or a record cannot be used; the study was begun with other data.
@@ -83,18 +81,12 @@ def tune_trainings(
     check_engine(engine, workers)
     _check_memory(tune, engine)
     supernet = None if tune.one_shot is None else one_shot_config(config, tune, space)
-    if supernet is not None and not any((limit.trials, limit.seconds, limit.gpu_seconds, limit.money)):
+    if supernet is not None and limit.trials is None and limit.seconds is None:
         raise UserError("trials of one_shot process no tokens", where="tune.budget", fix="give such as 50 trials")
     if make_scheduler(tune.scheduler).has_forks:
         _check_forks(space, config)
     if tune.several is not None:
-        check_objectives(
-            tune.several,
-            engine,
-            stops_early=tune.stop is not None,
-            starts_warm=tune.warm_start is not None,
-            section="tune.",
-        )
+        check_objectives(tune.several, engine, starts_warm=tune.warm_start is not None, section="tune.")
     source = locate(config.model, Path(), weights=not config.train.from_scratch)
     check_shapes(space, base, source)
     training, held_out = split_records(records, tune, config, root)
@@ -118,7 +110,6 @@ def tune_trainings(
         budget=limit,
         engine=engine,
         workers=workers,
-        migrate=migrate,
         initial=tune.initial,
         current=_current_point(trial, space),
         past=past,
@@ -136,7 +127,6 @@ def search_trainings(
     budget: Budget,
     engine: str = "inline",
     workers: int | None = None,
-    migrate: bool = False,
     initial: Sequence[Mapping[str, Any]] = (),
     current: Mapping[str, Any] | None = None,
     past: Sequence[PastStudy] = (),
@@ -148,7 +138,7 @@ def search_trainings(
         tune: what is searched.
         out: folder of the study.
         budget: of the study.
-        engine, workers, migrate: as in `tune_trainings`.
+        engine, workers: as in `tune_trainings`.
         initial: points that are tried first.
         current: the point of the settings in force, which a new study tries before them.
         past: earlier studies that this one may start from.
@@ -184,15 +174,13 @@ def search_trainings(
         open_backend,
         space,
         budget=budget,
-        sampler=tune.sampler
-        or (None if tune.one_shot is None or tune.several is not None else "regularized_evolution"),
+        sampler=tune.sampler or (None if tune.one_shot is None else "nsga2"),
         scheduler=scheduler,
         initial=initial,
         current=current,
         seed=trial.base["seed"],
         out=out,
         storage=tune.storage,
-        migrate=migrate,
         objective=f"held-out {tune.metric}",
         maximize=tune.is_maximized,
         several=tune.several,
@@ -206,7 +194,6 @@ def search_trainings(
             **({"the limits": json.dumps(dict(trial.limits))} if trial.limits else {}),
         },
         to_config=lambda best: apply_settings(trial.base, best.settings),
-        stop=None if tune.stop is None else {"gain": tune.stop.gain},
         past=past,
         task=task,
         defaults=configured_values(trial.base, space.parameters),

@@ -13,13 +13,12 @@ import numpy as np
 from posttrain.store.errors import UserError
 from posttrain.store.files import write_atomically
 from posttrain.tune.events import Event
+from posttrain.tune.goal import Goal
 from posttrain.tune.losses import comparable_values
-from posttrain.tune.objectives import read_objectives
 from posttrain.tune.space import Space
 from posttrain.tune.storage import STUDY_FILE
 from posttrain.tune.study import TRIALS_FILE, read_study, read_study_events
 from posttrain.tune.trial import Report, Trial, TrialState, rank
-from posttrain.tune.versions import Goal
 
 log = logging.getLogger("posttrain")
 
@@ -60,14 +59,12 @@ class PastStudy:
         goal: what it searched.
         task: its features.
         trials: its trials, by number.
-        warm: whether it began with what other studies had learned.
     """
 
     name: str
     goal: Goal
     task: Task
     trials: tuple[Trial, ...]
-    warm: bool = False
 
     @classmethod
     def read(cls, folder: Path, name: str | None = None) -> Self:
@@ -89,17 +86,14 @@ class PastStudy:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         """Returns the study that `to_json` was called on."""
-        space = Space.of(content["space"])
-        stored = content.get("several")
-        several = None if stored is None else read_objectives(stored["objectives"], stored["choose"])
-        goal = Goal(content["objective"], content["maximize"], space, several=several)
-        trials = tuple(_read_trial(line, space) for line in content["trials"])
-        return cls(content["name"], goal, Task(**content["task"]), trials, content["warm"])
+        goal = Goal.from_json(content["goal"])
+        trials = tuple(_read_trial(line, goal.space) for line in content["trials"])
+        return cls(content["name"], goal, Task(**content["task"]), trials)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the study as JSON values."""
         trials = [trial.to_json() for trial in self.trials]
-        return {"name": self.name, **task_content(self.goal, self.task, self.warm), "trials": trials}
+        return {"name": self.name, "goal": self.goal.to_json(), "task": self.task.to_json(), "trials": trials}
 
     @property
     def ranked(self) -> list[Trial]:
@@ -128,16 +122,9 @@ def read_kept_study(
     return read_study_events(folder, url, name)
 
 
-def task_content(goal: Goal, task: Task, warm: bool) -> dict[str, Any]:
-    """Returns the content of ``task.json``."""
-    content = {"objective": goal.objective, "maximize": goal.maximize, "space": goal.space.to_json()}
-    several = {} if goal.several is None else {"several": goal.several.to_json()}
-    return {**content, **several, "task": task.to_json(), "warm": warm}
-
-
-def write_task(folder: Path, goal: Goal, task: Task, warm: bool) -> None:
+def write_task(folder: Path, goal: Goal, task: Task) -> None:
     """Writes ``task.json``, by which later studies find this one."""
-    text = json.dumps(task_content(goal, task, warm), ensure_ascii=False, indent=1)
+    text = json.dumps({"goal": goal.to_json(), "task": task.to_json()}, ensure_ascii=False, indent=1)
     write_atomically(folder / TASK_FILE, text.encode())
 
 

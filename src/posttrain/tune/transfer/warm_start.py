@@ -11,13 +11,13 @@ import numpy as np
 
 from posttrain.store.files import write_atomically
 from posttrain.tune.gaussian_process import encode
+from posttrain.tune.goal import Goal
 from posttrain.tune.parameters import Float, Int
 from posttrain.tune.samplers.base import Proposal, Sampler
 from posttrain.tune.samplers.initial import InitialPoints
 from posttrain.tune.space import Settings, Space, point_key
 from posttrain.tune.transfer.past import PastStudy, Task, distances
 from posttrain.tune.trial import Trial
-from posttrain.tune.versions import Goal
 
 log = logging.getLogger("posttrain")
 
@@ -132,6 +132,12 @@ def read_warm_start(file: Path) -> WarmStart:
     return WarmStart(sources, tuple(content["points"]), tuple(content["sentences"]))
 
 
+def warm_start_sentences(folder: Path) -> tuple[str, ...]:
+    """Returns how the study in a folder was started; empty where it started from none."""
+    file = folder / WARM_START_FILE
+    return read_warm_start(file).sentences if file.is_file() else ()
+
+
 def carry_over(settings: Settings, space: Space, defaults: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
     """Returns another study's settings as a point of a space; None where they do not meet its constraints.
 
@@ -160,6 +166,7 @@ class WarmStartPoints(InitialPoints):
         sources: the studies.
         task: returns this study's features, as far as they are known.
         predicted: number of settings that the forest suggests.
+        defaults: values of parameters that a source may lack.
     """
 
     def __init__(
@@ -169,9 +176,10 @@ class WarmStartPoints(InitialPoints):
         sources: Sequence[PastStudy],
         task: Callable[[], Task],
         predicted: int,
+        defaults: Mapping[str, Any],
     ) -> None:
         super().__init__(sampler, points)
-        self._sources, self._task, self._predicted = sources, task, predicted
+        self._sources, self._task, self._predicted, self._defaults = sources, task, predicted, defaults
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
         started = len(self._points) <= number < len(self._points) + self._predicted
@@ -192,7 +200,7 @@ class WarmStartPoints(InitialPoints):
             losses = study.losses()
             order = sorted(losses, key=lambda number: (losses[number], number))
             for position, number in enumerate(order):
-                drawn = carry_over(study.trials[number].settings, self.space, self.context.defaults)
+                drawn = carry_over(study.trials[number].settings, self.space, self._defaults)
                 if drawn is not None and len(order) > 1:
                     features = [study.task.features[name] for name in names]
                     rows.append([*features, *encode(self.space, drawn)])
