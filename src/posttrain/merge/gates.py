@@ -1,4 +1,4 @@
-"""Gates of a mixture of experts: random, zero, or from what the base makes of each expert's prompts."""
+"""Gates of a mixture of experts: random, or from the base's hidden states on each expert's prompts."""
 
 import logging
 import zlib
@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from posttrain.merge.sources import EMBEDDING, WeightSource
+from posttrain.merge.sources import WeightSource
 from posttrain.models.language_model import load_transformers
-from posttrain.models.loading import load_tokenizer
 from posttrain.models.shape import decoder_layers
 from posttrain.store.errors import UserError, shorten
 
@@ -23,7 +22,7 @@ log = logging.getLogger("posttrain")
 
 @dataclass(frozen=True)
 class ExpertPrompts:
-    """Texts that an expert is for, and texts that it is not for."""
+    """Positive and negative prompts of an expert."""
 
     positive: Sequence[str]
     negative: Sequence[str] = ()
@@ -36,7 +35,7 @@ class GateSource(WeightSource):
 
     Args:
         kind: option ``gate`` of `mixture_of_experts`, which defines each kind.
-        base: the model whose hidden states or embeddings they are made of.
+        base: the model whose hidden states they are made of.
         names: name of each layer's gate, in the order of the layers.
         prompts: one an expert.
         width: of the hidden states.
@@ -78,13 +77,13 @@ class GateSource(WeightSource):
             out.zero_()
 
     def prepare(self) -> None:
-        """Computes the gates; with hidden states, this loads the base and runs it on the prompts.
+        """Computes the gates; those of prompts load the base and run it.
 
         Raises:
             UserError: the base cannot be loaded, or a prompt has no tokens or more than the base takes.
         """
         with self._lock:
-            if self._gates or self._kind == "zero":
+            if self._gates:
                 return
             gates = self._random() if self._kind == "random" else self._from_prompts()
             self._gates = {name: gate.to(self._dtype) for name, gate in gates.items()}
@@ -98,13 +97,11 @@ class GateSource(WeightSource):
         return gates
 
     def _from_prompts(self) -> dict[str, Tensor]:
-        vector = _HiddenStates(self.folder).vectors if self._kind == "hidden" else _Embeddings(self._base).vectors
-        rows = [_gates(expert, vector) for expert in self._prompts]
+        vectors = _HiddenStates(self.folder).vectors
+        rows = [_gates(expert, vectors) for expert in self._prompts]
         for number, row in enumerate(rows, 1):
             if not row.any():
                 log.warning("the gate of expert %d is zero: its positive and negative prompts are the same", number)
-        # Embeddings are one vector for all layers.
-        rows = [row.expand(len(self._names), -1) for row in rows]
         return {name: torch.stack([row[layer] for row in rows]) for layer, name in enumerate(self._names)}
 
 
@@ -114,19 +111,6 @@ def _gates(expert: ExpertPrompts, vectors: Callable[[str], Tensor]) -> Tensor:
     if expert.negative:
         gates -= torch.stack([vectors(text) for text in expert.negative]).mean(0)
     return nn.functional.normalize(gates, dim=-1)
-
-
-def _mean_directions(tokens: Tensor) -> Tensor:
-    """Returns the mean of the tokens' directions, float32 [layers, width], of [layers, tokens, width]."""
-    return nn.functional.normalize(tokens.float(), dim=-1).mean(1)
-
-
-def _token_ids(tokenizer: Any, text: str, longest: int | None) -> Tensor:
-    ids: Tensor = tokenizer(text, return_tensors="pt").input_ids.long()
-    if not 0 < ids.shape[1] <= (longest or ids.shape[1]):
-        what = f"has {ids.shape[1]} tokens, and the base takes 1 to {longest}"
-        raise UserError(what, where=f"prompt `{shorten(text)}`", fix="change it")
-    return ids
 
 
 class _HiddenStates:
@@ -145,24 +129,16 @@ class _HiddenStates:
 
     @torch.no_grad()
     def vectors(self, text: str) -> Tensor:
-        """Returns the mean direction of what each layer's MLP reads, float32 [layers, width]."""
-        ids = _token_ids(self._tokenizer, text, getattr(self._model.config, "max_position_embeddings", None))
+        """Returns the mean direction of what each layer's MLP reads, float32 [layers, width].
+
+        Raises:
+            UserError: the prompt has no tokens, or more than the base takes.
+        """
+        ids: Tensor = self._tokenizer(text, return_tensors="pt").input_ids.long()
+        longest = getattr(self._model.config, "max_position_embeddings", None)
+        if not 0 < ids.shape[1] <= (longest or ids.shape[1]):
+            what = f"has {ids.shape[1]} tokens, and the base takes 1 to {longest}"
+            raise UserError(what, where=f"prompt `{shorten(text)}`", fix="change it")
         self._inputs.clear()
         self._model(input_ids=ids.to(self._model.device))
-        return _mean_directions(torch.cat(self._inputs).cpu())
-
-
-class _Embeddings:
-    """Rows of the base's embedding."""
-
-    def __init__(self, base: WeightSource) -> None:
-        self._base, self._tokenizer = base, load_tokenizer(str(base.tokenizer_folder))
-
-    def vectors(self, text: str) -> Tensor:
-        """Returns the mean direction of the tokens' embeddings, float32 [1, width]."""
-        ids = _token_ids(self._tokenizer, text, self._base.config.get("max_position_embeddings"))[0].tolist()
-        width = self._base.shapes()[EMBEDDING][1]
-        rows = torch.empty(len(ids), width, dtype=self._base.dtype(EMBEDDING))
-        for row, token in zip(rows, ids, strict=True):
-            self._base.read(EMBEDDING, token * width, row)
-        return _mean_directions(rows[None])
+        return nn.functional.normalize(torch.cat(self._inputs).cpu().float(), dim=-1).mean(1)

@@ -29,8 +29,6 @@ _MLP = re.compile(r"^model\.layers\.(\d+)\.mlp\.(gate_proj|up_proj|down_proj)\.w
 
 _SHARED_WIDTH = 16  # of Qwen2-MoE's shared expert, which must exist, and which is zero
 
-_NEEDS_PROMPTS = ("hidden", "cheap_embed")
-
 
 @dataclass(frozen=True)
 class _Family:
@@ -141,9 +139,8 @@ def plan_mixture(
         result = DTYPES[recipe.dtype] if recipe.dtype and stored.is_floating_point else stored
         match = _MLP.match(name)
         if match is None:
-            used = inputs if options["shared"] == "mean" else [own]
             merging = method if stored.is_floating_point else None
-            tensors.append(TensorPlan(name, shape, result, tuple(used), None, merging, options))
+            tensors.append(TensorPlan(name, shape, result, (own,), None, merging, options))
             continue
         prefix = f"model.layers.{match[1]}.{family.block}.experts"
         for number, entry in enumerate(inputs):
@@ -176,13 +173,13 @@ def _options(recipe: Recipe, method: MergeMethod) -> dict[str, Any]:
 
 def _prompts(models: Sequence[ModelEntry], gate: str) -> list[ExpertPrompts]:
     for entry in models:
-        if gate in _NEEDS_PROMPTS and not entry.positive_prompts:
+        if gate == "hidden" and not entry.positive_prompts:
             raise UserError(
                 f"the gate `{gate}` is made of prompts, and `{entry.model}` has none",
                 where="positive_prompts",
                 fix="give each expert some in a recipe, or choose the gate `random`",
             )
-        if gate not in _NEEDS_PROMPTS and (entry.positive_prompts or entry.negative_prompts):
+        if gate != "hidden" and (entry.positive_prompts or entry.negative_prompts):
             raise UserError(
                 f"`{entry.model}` has prompts, which the gate `{gate}` does not use",
                 where="gate",

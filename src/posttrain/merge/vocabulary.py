@@ -291,23 +291,14 @@ def _unite(
 
 
 def _check_base(vocabulary: _Vocabulary, reference: _Vocabulary) -> None:
-    first, second = vocabulary.base, reference.base
-    if first is not None and first == second:
-        return
-    names = f"`{vocabulary.source.name}` and `{reference.source.name}`"
-    if first is None or second is None:
-        why = f"one of {names} holds no {TOKENIZER}"
-    elif first[0] != second[0]:
-        why = f"{names} are a {first[0]} and a {second[0]} tokenizer"
-    elif first[1] != second[1]:
-        why = f"the vocabularies of {names} differ beyond added tokens"
-    else:
-        why = f"the merges of {names} differ"
-    raise UserError(
-        f"{why}, and one tokenizer cannot split text in two ways",
-        where="tokenizer",
-        fix="choose the tokenizer of one model",
-    )
+    """Raises a UserError unless two tokenizers differ in added tokens alone."""
+    if vocabulary.base is None or vocabulary.base != reference.base:
+        names = f"`{vocabulary.source.name}` and `{reference.source.name}`"
+        raise UserError(
+            f"the tokenizers of {names} differ beyond added tokens, and one tokenizer cannot split text in two ways",
+            where="tokenizer",
+            fix="choose the tokenizer of one model",
+        )
 
 
 def _names(tokens: Mapping[str, int], count: int) -> list[str | None]:

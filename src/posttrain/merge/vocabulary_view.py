@@ -30,12 +30,7 @@ class VocabularyView(SourceView):
     ) -> None:
         super().__init__(source)
         self._rows, self._donors = rows, donors
-        missing = rows < 0
-        first = donors[0][1]
-        used = [bool((missing & (first >= 0)).any())]
-        used += [bool((missing & (first < 0) & (other >= 0)).any()) for _, other in donors[1:]]
-        self._used = [donor for (donor, _), use in zip(donors, used, strict=True) if use]
-        self._averaged = bool((missing & (first < 0)).any())
+        self._is_whole = bool((rows >= 0).all())
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         count = len(self._rows)
@@ -44,11 +39,9 @@ class VocabularyView(SourceView):
         }
 
     def dtype(self, tensor: str) -> torch.dtype:
-        own = self._source.dtype(tensor)
-        if not is_by_token(tensor):
-            return own
-        same = all(donor.dtype(_own_name(donor, tensor)) == own for donor in self._used)
-        return own if same and not self._averaged else torch.float32  # rounded once, with the result
+        # What other models add is rounded once, with the result.
+        own_rows = self._is_whole or not is_by_token(tensor)
+        return self._source.dtype(tensor) if own_rows else torch.float32
 
     def read(self, tensor: str, start: int, out: Tensor) -> None:
         if not is_by_token(tensor):
