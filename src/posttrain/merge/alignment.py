@@ -40,13 +40,11 @@ class Alignment:
     Attributes:
         order: of the model's units.
         before, after: distance between the models' weights, before and after.
-        sweeps: passes over all layers until nothing changed.
     """
 
     order: UnitOrder
     before: float
     after: float
-    sweeps: int
 
 
 class AlignedModel(PermutedModel):
@@ -119,11 +117,11 @@ def match_weights(reference: WeightSource, model: WeightSource, threads: int | N
         matcher = _Matcher(reference, model, heads, pool, count)
         unchanged = matcher.unchanged()
         before = matcher.distance(unchanged)
-        order, sweeps = matcher.search(unchanged)
+        order = matcher.search(unchanged)
         after = matcher.distance(order)
     if after >= before:
-        return Alignment(unchanged, before, before, sweeps)
-    return Alignment(order, before, after, sweeps)
+        return Alignment(unchanged, before, before)
+    return Alignment(order, before, after)
 
 
 class _Matcher:
@@ -148,21 +146,19 @@ class _Matcher:
         attention = [AttentionOrder.unchanged(self._heads)] * self._layers
         return UnitOrder(np.arange(self._reference.config["hidden_size"]), inner, attention)
 
-    def search(self, start: UnitOrder) -> tuple[UnitOrder, int]:
-        """Returns the order, and the number of passes over all layers."""
+    def search(self, start: UnitOrder) -> UnitOrder:
+        """Returns the order after passes over all layers until nothing changes."""
         order = UnitOrder(_assign(self._outside_similarity), start.inner, start.attention)
         with progress_bar(f"aligning {self._model.name}", _SWEEPS, "sweeps at most") as advance:
-            sweeps = 0
-            while sweeps < _SWEEPS:
+            for _ in range(_SWEEPS):
                 layers = self._each_layer(partial(self._match_layer, order))
                 order = UnitOrder(order.residual, [inner for inner, _ in layers], [heads for _, heads in layers])
                 residual, better = _improved(self._residual_similarity(order), order.residual)
                 order = UnitOrder(residual, order.inner, order.attention)
-                sweeps += 1
                 advance(1)
                 if not better:
                     break  # with the same residual stream each layer's orders would be the same again
-        return order, sweeps
+        return order
 
     def distance(self, order: UnitOrder) -> float:
         """Returns the norm of the difference of all weights."""
@@ -230,11 +226,7 @@ class _Matcher:
     def _match_layer(self, order: UnitOrder, layer: int) -> tuple[np.ndarray, AttentionOrder]:
         residual = torch.from_numpy(order.residual)
         inner, _ = _improved(self._inner_similarity(residual, layer), order.inner[layer])
-        similarity = _HeadSimilarity.measure(self._pairs(layer, "self_attn", residual), self._heads)
-        present, best = order.attention[layer], similarity.match()
-        # Heads and channels are matched in turns, which may end below the present order.
-        better = similarity.of(best) > similarity.of(present) + _LEAST_GAIN * abs(similarity.of(present))
-        return inner, best if better else present
+        return inner, _HeadSimilarity.measure(self._pairs(layer, "self_attn", residual), self._heads).match()
 
     def _inner_similarity(self, residual: Tensor, layer: int) -> np.ndarray:
         pairs = self._pairs(layer, "mlp", residual)
@@ -296,17 +288,6 @@ class _HeadSimilarity:
             products("v_proj", groups * size).reshape(groups, size, groups, size),
             (first.T @ second).double().numpy().reshape(groups, shared, size, groups, shared, size),
         )
-
-    def of(self, order: AttentionOrder) -> float:
-        """Returns the similarity in an order."""
-        shared = self.queries.shape[1]
-        own = np.arange(shared)
-        total = 0.0
-        for slot, group in enumerate(order.groups):
-            heads = order.heads[slot * shared : (slot + 1) * shared] - group * shared
-            total += self.keys[slot, group] + self.queries[slot, own, group, heads].sum()
-            total += np.trace(self._channels(slot, group, heads)[:, order.channels[slot]])
-        return float(total)
 
     def match(self) -> AttentionOrder:
         """Returns an order of large similarity: groups by what their best inner orders reach."""
