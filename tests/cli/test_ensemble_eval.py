@@ -82,11 +82,9 @@ def test_a_cascade_and_a_gate_print_their_tables(posttrain: Call, text_workspace
             {**GATE, "suite": "other"},
             "ensemble.yaml: suite: there is no suite `other` in evaluate.suites; one of test,",
         ),
-        ({**GATE, "features": "probabilities"}, "ensemble.yaml: features: probabilities need a closed label set"),
         ({**GATE, "data": "none.csv"}, "data: no such file: none.csv"),
         ({**GATE, "data": "test.csv"}, "12 of its 12 inputs are in suite `test`"),
         ({**GATE, "data": "half.csv"}, "half.csv:2: has no answer"),
-        ({**CASCADE, "calibrate": True}, "ensemble.yaml: calibrate: needs a closed label set"),
     ],
 )
 def test_a_mistake_is_one_line_before_any_work(

@@ -43,7 +43,7 @@ def runs(root: Path, stage: str) -> int:
 
 def test_an_ensemble_of_one_model_is_that_model(finished_copy: Path) -> None:
     alone = evaluated(finished_copy, None)
-    together = evaluated(finished_copy, ensemble(finished_copy, method="probability", models=["champion"]))
+    together = evaluated(finished_copy, ensemble(finished_copy, method="average", models=["champion"]))
     assert together["metrics"] == pytest.approx(alone["metrics"], abs=1e-6)
     assert together["model"].startswith("ensemble-")
     (row,) = together["ensemble"]["test"]["models"]
@@ -62,7 +62,7 @@ def test_models_outside_of_the_workspace_are_fetched(finished_copy: Path) -> Non
 
 def test_a_finished_ensemble_is_found_again(small: Any, finished_copy: Path) -> None:
     hold_out(small, finished_copy)
-    values = {"method": "logit", "models": ["champion", "base"], "weights": "fit", "data": "held.csv"}
+    values = {"method": "cascade", "models": ["base", "champion"], "tolerance": 0.5, "data": "held.csv"}
     first = evaluated(finished_copy, ensemble(finished_copy, **values))
     again = evaluated(finished_copy, ensemble(finished_copy, "copy.yaml", **values))
     assert again == first
@@ -123,7 +123,6 @@ class _FourWords:
         ({"method": "vote", "models": ["champion", "./none"]}, "./none"),
         ({"method": "vote", "models": ["linear"]}, "there is no linear head"),
         ({"method": "gate", "models": ["base"], "data": "none.csv"}, "no such file: none.csv"),
-        ({"method": "rescore", "models": ["base"]}, "is of free text"),
         ({"method": "gate", "models": ["base"], "data": "test.csv"}, "20 of its 20 inputs are in suite `test`"),
         ({"method": "gate", "models": ["champion"], "data": "answers.csv"}, "are in suite `test`"),
     ],
@@ -137,7 +136,7 @@ def test_a_mistake_is_one_clear_line(finished_copy: Path, values: dict[str, Any]
 
 def test_records_that_a_model_learned_from_fit_nothing(small: Any, finished_copy: Path) -> None:
     small.write(finished_copy / "learned.csv", small.rows()[:60])
-    values = {"method": "logit", "weights": "fit", "data": "learned.csv"}
+    values = {"method": "cascade", "tolerance": 0.5, "data": "learned.csv"}
     with pytest.raises(UserError, match=r"of its 60 inputs are in the training set that `champion` learned from"):
         evaluated(finished_copy, ensemble(finished_copy, models=["base", "champion"], **values))
     # Models that learned nothing here may be fitted on them.
@@ -151,15 +150,13 @@ def test_a_scorer_of_single_models_refuses_an_ensemble(small: Any, finished_copy
 
 
 def test_an_ensemble_writes_texts(small: Any, finished_copy: Path) -> None:
-    for method in ("vote", "rescore", "logit"):
-        small.configure(
-            finished_copy,
-            task={"labels": None, "max_new_tokens": 2},
-            evaluate={"suites": {"test": {"scorer": "exact_match"}}},
-        )
-        result = evaluated(finished_copy, ensemble(finished_copy, method=method, models=["champion", "base"]))
-        assert "accuracy" in result["metrics"]
-        assert "ensemble" not in result
+    suites = {"test": {"scorer": "exact_match"}}
+    small.configure(finished_copy, task={"labels": None, "max_new_tokens": 2}, evaluate={"suites": suites})
+    result = evaluated(finished_copy, ensemble(finished_copy, method="vote", models=["champion", "base"]))
+    assert "accuracy" in result["metrics"]
+    assert [row["weight"] for row in result["ensemble"]["test"]["models"]] == [0.5, 0.5]
+    with pytest.raises(UserError, match="averages probabilities of labels"):
+        evaluated(finished_copy, ensemble(finished_copy, method="average", models=["champion", "base"]))
 
 
 def test_an_ensemble_labels(small: Any, begun_loop: Callable[..., OpenLoop]) -> None:

@@ -58,12 +58,6 @@ def test_a_gate_beats_both_of_its_models(root: Path) -> None:
     assert runs(root, "ensemble") == 1
 
 
-def test_tokens_can_be_mixed(root: Path) -> None:
-    result = evaluated(root, **GATE, per_token=True)
-    assert result["metrics"]["accuracy"] == 1
-    assert "ensemble" not in result
-
-
 def test_another_scorer_is_another_fit(root: Path, small: Any) -> None:
     first = evaluated(root, **CASCADE)
     assert evaluated(root, **CASCADE, suite="test")["ensemble"]["test"]["fitted"] == first["ensemble"]["test"]["fitted"]

@@ -131,8 +131,7 @@ class Workspace:
 
         Returns:
             The dictionary that ``posttrain eval --json`` prints: ``model``, ``evaluation`` and ``metrics``; of an
-            ensemble on labels, or a cascade or gate in free text, also ``ensemble``, by suite: score and cost of each
-            model alone, and a cascade's curve.
+            ensemble also ``ensemble``, by suite: score and cost of each model alone, and a cascade's curve.
 
         Raises:
             UserError: there is no such model, or the ensemble's file is wrong.

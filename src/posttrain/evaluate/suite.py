@@ -60,8 +60,7 @@ class SuiteResult:
         per_class: Rows of ``ClassMetrics.as_dict``; empty without a label set.
         confusion: Rows of ``confusion_pairs``; empty without a label set.
         predictions: Table by ``PREDICTIONS``, in the order of the records.
-        ensemble: `Ensemble.describe`, of an ensemble on labels, or of a cascade or gate in free text: its models, and a
-            cascade's curve of cost and accuracy.
+        ensemble: `Ensemble.describe`, of an ensemble: its models, and a cascade's curve of cost and accuracy.
     """
 
     name: str
@@ -162,15 +161,11 @@ def score_answers(
 def _score_texts(
     ensemble: Ensemble, scorer: Scorer, examples: Examples, suite: SuiteConfig, where: str
 ) -> ScorerOutput:
-    """Scores an ensemble's free text; where one model of it answers each record, every model alone, too."""
+    """Scores an ensemble's free text, and that of every model alone."""
     texts = ensemble.texts(examples.prompts, all_models=True)
     scored = score_answers(suite, ensemble.task, examples, texts.answers, where)
-    if texts.members is None:
-        return scored
-    count = len(examples)
     alone = [
-        score_answers(suite, ensemble.task, examples, texts.members.by(np.full(count, number)), where).score
-        for number in range(len(ensemble.members))
+        score_answers(suite, ensemble.task, examples, answers, where).score for answers in texts.members.complete()
     ]
     return replace(scored, ensemble=ensemble.describe_texts(texts, np.stack(alone), scorer.paired))
 

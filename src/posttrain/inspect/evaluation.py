@@ -29,8 +29,8 @@ def evaluate_model(
         full: True to measure on all test records in place of the sample.
 
     Returns:
-        ``model`` and ``evaluation`` (ids), ``metrics`` by name, and of an ensemble on labels, or a cascade or gate in
-        free text, ``ensemble``: by suite what `posttrain.models.ensembles.report.describe_ensemble` returns.
+        ``model`` and ``evaluation`` (ids), ``metrics`` by name, and of an ensemble ``ensemble``: by suite what
+        `posttrain.models.ensembles.report.describe_ensemble` returns.
 
     Raises:
         UserError: there is no such model, or the ensemble's file is wrong.

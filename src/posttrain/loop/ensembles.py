@@ -31,7 +31,7 @@ from posttrain.store.paths import locate_path
 if TYPE_CHECKING:
     from posttrain.models.ensembles.ensemble import Ensemble
     from posttrain.models.ensembles.members import HeadModel, Member
-    from posttrain.models.ensembles.text_routing import AnswerScore
+    from posttrain.models.ensembles.texts import AnswerScore
     from posttrain.models.language_model import LanguageModel
 
 ENSEMBLE = "ensemble"
@@ -86,7 +86,7 @@ class FitEnsemble(CachedWork):
         inputs = {f"model {number}": id for number, id in enumerate(self.members)}
         if config.data is not None:
             inputs["data"] = content_digest(locate_path(self.folder, config.data), config.data)
-        if config.method == "gate" and config.features == "embeddings":
+        if config.method == "gate":
             inputs["embedder"] = embedder_key(config.embedder)
         if suite := _scoring_suite(context.config, config):
             digests = function_digests(context.config)
@@ -110,7 +110,7 @@ class FitEnsemble(CachedWork):
             prompts = [record_turns(row) for row in records.select(["prompt", "text"]).to_pylist()]
             answers = [str(answer) for answer in records["completion"].to_pylist()]
             score = _answer_score(context.config, self.config, records)
-            ensemble = ensemble.fit(prompts, answers, records["input_id"].to_pylist(), score)
+            ensemble = ensemble.fit(prompts, answers, score)
         ensemble.save(out)
         assert ensemble.parameters is not None, "they are fitted"
         return {

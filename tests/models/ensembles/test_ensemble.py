@@ -1,20 +1,21 @@
 """An ensemble fits what its file wants, asks a cascade's models in turn, and answers as its formula says."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from label_models import GivenModels, random_logs, turns
 
-from posttrain.models.calibration import at_temperature, fit_temperature
 from posttrain.models.embedder import Embedder
 from posttrain.models.ensembles.ensemble import Ensemble
 from posttrain.models.ensembles.members import HeadModel, Member
 from posttrain.models.ensembles.pooling import linear_pool
+from posttrain.models.ensembles.texts import PromptFeatures
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.likelihood import label_scores
 from posttrain.models.linear_head import LinearHead
-from posttrain.models.task import TaskConfig
+from posttrain.models.task import TaskConfig, Turns
 from posttrain.store.errors import UserError, WorkError
 from posttrain.testing.scores import tiny_language_model
 
@@ -26,8 +27,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> GivenModels:
 
 def fitted(ensemble: Ensemble, truth: np.ndarray) -> Ensemble:
     labels = ensemble.task.label_set
-    ids = [str(row) for row in range(len(truth))]
-    return ensemble.fit(turns(len(truth)), [labels[index] for index in truth], ids)
+    return ensemble.fit(turns(len(truth)), [labels[index] for index in truth])
 
 
 def truth_of(logs: np.ndarray, seed: int = 0) -> np.ndarray:
@@ -38,23 +38,9 @@ def truth_of(logs: np.ndarray, seed: int = 0) -> np.ndarray:
 
 def test_given_weights_are_used(given: GivenModels) -> None:
     logs = random_logs(2, 12, 3)
-    scores = given(logs, method="probability", weights=[1, 3]).label_scores(turns(12))
+    scores = given(logs, method="average", weights=[1, 3]).label_scores(turns(12))
     np.testing.assert_allclose(scores.log_probabilities, linear_pool(logs, [0.25, 0.75]))
     assert (scores.answered_by == -1).all()
-
-
-def test_weights_are_fitted_after_calibration(given: GivenModels) -> None:
-    logs = random_logs(2, 200, 3)
-    truth = truth_of(logs)
-    hot = logs.copy()
-    hot[1] = at_temperature(logs[1], 0.25)  # four times too sure
-    ensemble = fitted(given(hot, method="probability", weights="fit", calibrate=True, data="x"), truth)
-    assert ensemble.parameters is not None
-    assert ensemble.parameters.temperatures[1] == pytest.approx(fit_temperature(hot[1], truth))
-    assert ensemble.parameters.temperatures[1] == pytest.approx(4, rel=0.3)
-    assert ensemble.parameters.weights[1] > 0.8
-    report = ensemble.parameters.report
-    assert report["log_loss"] <= min(report["log_loss_alone"]) + 1e-9
 
 
 @pytest.mark.parametrize(("threshold", "asked"), [(0, ["m0"]), (1.1, ["m1"])])
@@ -95,40 +81,38 @@ def test_a_cascades_report_has_its_measured_cost(given: GivenModels) -> None:
     assert [row["accuracy"] for row in report["models"]] == (logs.argmax(axis=2) == truth).mean(axis=1).tolist()
 
 
-def test_a_calibrated_cascade_tests_on_the_half_that_it_did_not_fit(given: GivenModels) -> None:
-    logs = random_logs(2, 300, 3)
-    truth = truth_of(logs)
-    ensemble = fitted(given(logs, method="cascade", tolerance=0.3, calibrate=True, data="x"), truth)
-    assert ensemble.parameters is not None
-    assert 100 < ensemble.parameters.report["records"] < 200
-    plain = fitted(given(logs, method="cascade", tolerance=0.3, data="x"), truth)
-    assert plain.parameters is not None
-    assert plain.parameters.report["records"] == 300
-    assert plain.parameters.temperatures == [1.0, 1.0]
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """The group of each prompt, which is the only feature that a gate sees."""
+    groups = np.random.default_rng(0).integers(0, 2, 300)
+
+    def features(embedder: str, prompts: Sequence[Turns]) -> PromptFeatures:
+        values = np.array([[groups[int(prompt[0]["content"])]] for prompt in prompts], np.float32)
+        return PromptFeatures(values, 0.0, np.zeros(len(prompts)))
+
+    monkeypatch.setattr("posttrain.models.ensembles.ensemble.embed_prompts", features)
+    return groups
 
 
-def test_a_gate_prefers_the_model_that_knows(given: GivenModels) -> None:
-    generator = np.random.default_rng(0)
-    truth = generator.integers(0, 2, 300)
-    # The first model names the group of a record and is right in the first; the second in the other.
-    group = generator.integers(0, 2, 300)
+def test_a_gate_prefers_the_model_that_knows(given: GivenModels, group: np.ndarray) -> None:
+    truth = np.random.default_rng(1).integers(0, 2, 300)
+    # The first model is right in one group, the second in the other.
     right = np.where(np.eye(2, dtype=bool)[truth], 0.9, 0.1)
-    logs = np.log(np.stack([np.where(group[:, None] == 0, right, 0.5), np.where(group[:, None] == 1, right, 0.3)]))
-    logs -= np.log(np.exp(logs).sum(axis=2, keepdims=True))
-    ensemble = fitted(given(logs, method="gate", features="probabilities", data="x"), truth)
+    logs = np.log(np.stack([np.where(group[:, None] == 0, right, 0.5), np.where(group[:, None] == 1, right, 0.5)]))
+    ensemble = fitted(given(logs, method="gate", data="x"), truth)
     assert ensemble.parameters is not None
     report = ensemble.parameters.report
+    scores = ensemble.label_scores(turns(300)).log_probabilities
+    assert report["log_loss"] == pytest.approx(-scores[np.arange(300), truth].mean())
     assert report["log_loss"] < min(report["log_loss_alone"])
+    assert report["log_loss"] == pytest.approx(-np.log(0.9), abs=0.05)
 
 
+@pytest.mark.usefixtures("group")
 def test_an_ensemble_is_read_as_it_was_written(given: GivenModels, tmp_path: Path) -> None:
     logs = random_logs(2, 50, 3)
     truth = truth_of(logs)
-    for config in (
-        {"method": "cascade", "tolerance": 0.3, "data": "x"},
-        {"method": "gate", "features": "probabilities", "data": "x"},
-        {"method": "logit", "weights": "fit", "data": "x"},
-    ):
+    for config in ({"method": "cascade", "tolerance": 0.3, "data": "x"}, {"method": "gate", "data": "x"}):
         ensemble = fitted(given(logs, **config), truth)
         ensemble.save(tmp_path)
         again = Ensemble.read(tmp_path, ensemble.members, ensemble.task)
@@ -140,11 +124,11 @@ def test_an_ensemble_is_read_as_it_was_written(given: GivenModels, tmp_path: Pat
 
 
 def test_records_that_cannot_be_fitted_are_refused(given: GivenModels) -> None:
-    ensemble = given(random_logs(2, 5, 3), method="logit", weights="fit", data="x")
+    ensemble = given(random_logs(2, 5, 3), method="gate", data="x")
     with pytest.raises(UserError, match="too few"):
-        ensemble.fit(turns(1), ["label 0"], ["a"])
+        ensemble.fit(turns(1), ["label 0"])
     with pytest.raises(UserError, match=r"label `other` is not in task\.labels"):
-        ensemble.fit(turns(2), ["label 0", "other"], ["a", "b"])
+        ensemble.fit(turns(2), ["label 0", "other"])
     with pytest.raises(ValueError, match="not fitted"):
         ensemble.label_scores(turns(2))
 
@@ -171,7 +155,7 @@ def test_one_language_model_is_that_model(lm: LanguageModel) -> None:
     from posttrain.models.ensembles.config import EnsembleConfig
 
     prompts = [[{"role": "user", "content": text}] for text in ("my card", "some cash here")]
-    config = EnsembleConfig.read({"method": "logit", "models": ["tiny"]}, "x")
+    config = EnsembleConfig.read({"method": "average", "models": ["tiny"]}, "x")
     ensemble = Ensemble(config, [Member.of("tiny", lm)], lm.task)
     scores = ensemble.label_scores(prompts, exact=[0, 1])
     alone = label_scores(lm, prompts, lm.task.label_set, exact=[0, 1]).log_probabilities

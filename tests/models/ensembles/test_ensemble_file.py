@@ -14,18 +14,15 @@ TWO = ["a", "b"]
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"method": "average", "models": TWO}, "`method`"),
+        ({"method": "mean", "models": TWO}, "`method`"),
         ({"method": "vote", "models": []}, "`models`"),
         ({"method": "vote"}, "`models`"),
         ({"method": "vote", "models": TWO, "weights": [1]}, "1 weights for 2 models"),
         ({"method": "vote", "models": TWO, "weights": [1, -1]}, "weights are 0 or more"),
         ({"method": "vote", "models": TWO, "weights": [0, 0]}, "one of them is above 0"),
         ({"method": "vote", "models": TWO, "weights": [1, float("nan")]}, "finite number"),
-        ({"method": "logit", "models": TWO, "weights": "fitted"}, "`weights`: give a list of numbers, one a model"),
-        ({"method": "logit", "models": TWO, "weights": ["a", "b"]}, "`weights`: give a list of numbers, one a model"),
-        ({"method": "logit", "models": TWO, "weights": [True, False]}, "`weights`: a number is expected"),
-        ({"method": "vote", "models": TWO, "weights": "fit", "data": "x"}, "the weights of vote cannot be fitted"),
-        ({"method": "probability", "models": TWO, "weights": "fit"}, "`data` is needed"),
+        ({"method": "vote", "models": TWO, "weights": "fit"}, "`weights`"),
+        ({"method": "average", "models": TWO, "weights": [True, False]}, "`weights`: a number is expected"),
         ({"method": "gate", "models": TWO}, "`data` is needed"),
         ({"method": "gate", "models": TWO, "data": "x", "weights": [1, 1]}, "gate has no weights"),
         ({"method": "vote", "models": TWO, "data": "x"}, "`data` has no use"),
@@ -35,7 +32,6 @@ TWO = ["a", "b"]
         ({"method": "cascade", "models": TWO, "thresholds": [1, 1]}, "2 thresholds for 2 models"),
         ({"method": "cascade", "models": TWO, "thresholds": [-1]}, "a threshold is 0 or more"),
         ({"method": "cascade", "models": TWO, "accuracy": 1.5, "data": "x"}, "less than 1"),
-        ({"method": "logit", "models": TWO, "per_token": True}, "`per_token` is of method gate"),
         ({"method": "vote", "models": TWO, "suite": "test"}, "`suite` has no use"),
         ({"method": "vote", "models": TWO, "weight": [1, 1]}, "unknown key `weight`; did you mean `weights`?"),
     ],
@@ -61,12 +57,8 @@ def test_weights_add_up_to_one() -> None:
 @pytest.mark.parametrize(
     ("values", "has_labels", "message"),
     [
-        ({"method": "rescore"}, True, "x: method: rescore is of free text"),
-        ({"method": "gate", "data": "x", "per_token": True}, True, "x: per_token: is of free text"),
         ({"method": "cascade", "data": "x", "accuracy": 0.9, "suite": "test"}, True, "x: suite: is of free text"),
-        ({"method": "logit", "weights": "fit", "data": "x"}, False, "x: weights: fitting them needs a closed label"),
-        ({"method": "cascade", "calibrate": True, "accuracy": 0.5, "data": "x"}, False, "x: calibrate: needs a closed"),
-        ({"method": "gate", "data": "x", "features": "probabilities"}, False, "x: features: probabilities need a"),
+        ({"method": "average"}, False, "x: method: averages probabilities of labels"),
     ],
 )
 def test_a_method_that_cannot_answer_the_task_is_refused(

@@ -1,4 +1,4 @@
-"""The gate's loss and gradient are the mixture's, and without features it is a fitted linear pool."""
+"""The gate's loss and gradient are the mixture's, and it equals EM."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,6 @@ from scipy.optimize import check_grad
 
 from posttrain.models.ensembles import mixture_gate
 from posttrain.models.ensembles.mixture_gate import MixtureGate, fit_gate
-from posttrain.models.ensembles.pooling import fit_pool_weights
 
 
 def losses(gate: MixtureGate, features: np.ndarray, own: np.ndarray) -> np.ndarray:
@@ -22,14 +21,6 @@ def test_weights_of_each_record_add_up_to_one() -> None:
     weights = gate(np.random.default_rng(1).standard_normal((7, 5)))
     assert weights.shape == (7, 3)
     np.testing.assert_allclose(weights.sum(axis=1), 1)
-
-
-def test_without_features_it_is_the_fitted_linear_pool() -> None:
-    logs = random_logs(3, 250, 3, seed=2)
-    truth = np.random.default_rng(2).integers(0, 3, 250)
-    gate = fit_gate(np.zeros((250, 1)), logs[:, np.arange(250), truth])
-    expected = fit_pool_weights("probability", logs, truth)
-    np.testing.assert_allclose(gate(np.zeros((1, 1)))[0], expected, atol=2e-3)
 
 
 def test_the_gradient_is_that_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from posttrain.store.errors import UserError
 from posttrain.store.section import Section
@@ -14,11 +14,6 @@ from posttrain.store.yaml_files import read_yaml
 
 FILES = (".yaml", ".yml")
 """Endings of an ensemble's file, which tell it from the name of a model."""
-
-WEIGHTED = ("probability", "logit", "vote", "rescore")
-
-FITTED = ("probability", "logit")
-"""Methods whose weights can be fitted."""
 
 
 class MemberConfig(Section):
@@ -37,12 +32,10 @@ class EnsembleConfig(Section):
     """An ensemble.
 
     Attributes:
-        method: ``probability`` (linear pool), ``logit`` (logarithmic pool), ``vote``, ``cascade``, ``gate``, or
-            ``rescore``, of free text alone.
+        method: ``average`` (of the probabilities of labels), ``vote``, ``cascade`` or ``gate``.
         models: one or more; in a cascade the cheapest first. A model is named as in a merge; ``linear`` is the linear
             head on sentence embeddings, and so is a folder that holds one.
-        weights: one a model, or ``fit`` for those with the least log-loss on ``data``; the same for all by default.
-        calibrate: True to divide each model's log-probabilities by a temperature that is fitted on ``data``.
+        weights: of an average or a vote, one a model; the same for all by default.
         data: a file of records with answers, relative to the ensemble's file, that no model learned from.
         columns: columns of the file, by our name for each.
         suite: the suite of the workspace whose scorer scores free-text answers to ``data``; the first by default.
@@ -51,46 +44,29 @@ class EnsembleConfig(Section):
             thresholds.
         tolerance: the share of records that a cascade may get wrong where its last model alone is right, in free text
             the mean score that it may lose against the last model, in place of thresholds.
-        features: what a gate sees: the ``embeddings`` of a sentence model, or the first model's ``probabilities``.
         embedder: the sentence model of the gate: a folder, a Hub id or ``minilm``.
-        per_token: True to have all models of a gate write free text together, each token by the mixture of their
-            probabilities; otherwise the model with the greatest weight answers alone.
     """
 
-    method: Literal["probability", "logit", "vote", "cascade", "gate", "rescore"]
+    method: Literal["average", "vote", "cascade", "gate"]
     models: list[MemberConfig] = Field(min_length=1)
-    weights: list[float] | Literal["fit"] | None = None
-    calibrate: bool = False
+    weights: list[float] | None = None
     data: str | None = None
     columns: dict[str, str] | None = None
     suite: str | None = None
     thresholds: list[float] | None = None
     accuracy: float | None = Field(default=None, gt=0, lt=1)
     tolerance: float | None = Field(default=None, gt=0, lt=1)
-    features: Literal["embeddings", "probabilities"] = "embeddings"
     embedder: str = "minilm"
-    per_token: bool = False
-
-    @field_validator("weights", mode="before")
-    @classmethod
-    def _weights_are_numbers(cls, value: Any) -> Any:
-        numbers = isinstance(value, list) and all(isinstance(item, int | float) for item in value)
-        if value is not None and value != "fit" and not numbers:
-            raise ValueError("give a list of numbers, one a model, or `fit`")
-        return value
 
     @model_validator(mode="after")
     def _weights_fit(self) -> Self:
         if self.weights is None:
             return self
-        if self.method not in WEIGHTED:
+        if self.method not in ("average", "vote"):
             raise ValueError(f"{self.method} has no weights; remove `weights`")
-        if self.weights == "fit":
-            if self.method not in FITTED:
-                raise ValueError(f"the weights of {self.method} cannot be fitted; give a list of numbers")
-        elif len(self.weights) != len(self.models):
+        if len(self.weights) != len(self.models):
             raise ValueError(f"{len(self.weights)} weights for {len(self.models)} models")
-        elif min(self.weights) < 0 or not 0 < sum(self.weights) < math.inf:
+        if min(self.weights) < 0 or not 0 < sum(self.weights) < math.inf:
             raise ValueError("weights are 0 or more, and one of them is above 0")
         return self
 
@@ -111,27 +87,19 @@ class EnsembleConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _gate_fits(self) -> Self:
-        if self.per_token and self.method != "gate":
-            raise ValueError(f"`per_token` is of method gate, and this is {self.method}")
-        return self
-
-    @model_validator(mode="after")
     def _data_fit(self) -> Self:
         if self.needs_data and self.data is None:
             raise ValueError("`data` is needed: a file of records with answers that no model learned from")
         # A file without a use is a mistake that nothing else would show.
-        if self.data is not None and not self.needs_data:
-            raise ValueError("nothing is fitted, so `data` has no use; remove it")
-        if self.suite is not None and not self.needs_data:
-            raise ValueError("nothing is fitted, so `suite` has no use; remove it")
+        for key in ("data", "suite"):
+            if getattr(self, key) is not None and not self.needs_data:
+                raise ValueError(f"nothing is fitted, so `{key}` has no use; remove it")
         return self
 
     @property
     def needs_data(self) -> bool:
-        """True if held-out records fit weights, a gate or a threshold."""
-        fitted = self.weights == "fit" or self.method == "gate" or self.calibrate
-        return fitted or self.accuracy is not None or self.tolerance is not None
+        """True if held-out records fit a gate or choose a threshold."""
+        return self.method == "gate" or self.accuracy is not None or self.tolerance is not None
 
     @classmethod
     def load(cls, file: str | Path, name: str | None = None) -> Self:
@@ -162,24 +130,13 @@ def check_task(config: EnsembleConfig, has_labels: bool, name: str | None = None
     Raises:
         UserError: it cannot.
     """
-
-    def refuse(key: str, what: str, fix: str) -> None:
-        raise UserError(what, where=f"{name}: {key}" if name else key, fix=fix)
-
-    if has_labels:
-        if config.method == "rescore":
-            fix = "use `logit`, which is the same over a closed set"
-            refuse("method", "rescore is of free text, and task.labels is a closed set", fix)
-        for key in ("suite", "per_token"):
-            if getattr(config, key):
-                refuse(key, "is of free text, and task.labels is a closed set", "remove it")
+    if has_labels and config.suite is not None:
+        key, what, fix = "suite", "is of free text, and task.labels is a closed set", "remove it"
+    elif not has_labels and config.method == "average":
+        key, what, fix = "method", "averages probabilities of labels", "use vote, cascade or gate, or set task.labels"
+    else:
         return
-    if config.weights == "fit":
-        refuse("weights", "fitting them needs a closed label set", "give a list of numbers, or set task.labels")
-    if config.calibrate:
-        refuse("calibrate", "needs a closed label set", "remove it, or set task.labels")
-    if config.method == "gate" and config.features == "probabilities":
-        refuse("features", "probabilities need a closed label set", "use `embeddings`, or set task.labels")
+    raise UserError(what, where=f"{name}: {key}" if name else key, fix=fix)
 
 
 @dataclass(frozen=True)
@@ -188,7 +145,6 @@ class FittedParameters:
 
     Attributes:
         weights: one a model, with the sum 1.
-        temperatures: one a model, 1 without calibration.
         thresholds: of a cascade, for all models but the last.
         gate: `MixtureGate.to_json`; None without a gate.
         report: what they rest on: ``records``, ``log_loss``, or the fields of `ThresholdChoice`; of free text
@@ -196,7 +152,6 @@ class FittedParameters:
     """
 
     weights: list[float]
-    temperatures: list[float]
     thresholds: list[float] = field(default_factory=list)
     gate: dict[str, Any] | None = None
     report: dict[str, Any] = field(default_factory=dict)
@@ -204,6 +159,6 @@ class FittedParameters:
 
 def normalised_weights(config: EnsembleConfig) -> list[float]:
     """Returns the weights of the file, which add up to 1; equal ones where it has none."""
-    weights = config.weights if isinstance(config.weights, list) else [1.0] * len(config.models)
+    weights = config.weights or [1.0] * len(config.models)
     total = math.fsum(weights)
     return [weight / total for weight in weights]

@@ -58,7 +58,7 @@ class Member:
 
     Args:
         name: its name in the ensemble's file.
-        load: loads it. An ensemble keeps one model in memory at a time, unless they answer token by token.
+        load: loads it. An ensemble keeps one model in memory at a time.
     """
 
     name: str
@@ -188,6 +188,10 @@ class MemberTexts:
         It is 0 for an answer that was cut off: text that repeats itself without an end is of probable tokens.
         """
         return np.array([[_confidence(answer) for answer in own] for own in self.answers])
+
+    def complete(self) -> list[list[Generation]]:
+        """Returns the answers of models that were asked everything, [M][N]."""
+        return [[answer for answer in own if answer is not None] for own in self.answers]
 
     def by(self, chosen: npt.NDArray[np.int64]) -> list[Generation]:
         """Returns the answer of model ``chosen[i]``, which was asked, to each prompt i."""

@@ -28,19 +28,19 @@ def describe_ensemble(
         answered_by: int64 [N], number of the model that answered.
         scores: [M, N], of each model's answers; bool where they are right or wrong.
         metric: name of their mean.
-        gate_cost: of a gate that chooses a model: its seconds and FLOPs for a record.
+        gate_cost: of a gate in free text, its seconds and FLOPs for a record.
 
     Returns:
-        ``method``, ``metric``, ``models`` (a row each: ``model``, ``weight`` or ``threshold``, ``temperature``,
-        ``accuracy``, which is the mean score, ``seconds`` and ``flops`` a record), ``fitted`` (what the parameters rest
-        on), of a cascade ``chosen`` (`cascade_point`) and ``curve`` (rows of `cost_curve`), and of a gate that chooses
-        a model ``chosen`` (`routing_point`). Seconds are measured, so no two runs give the same.
+        ``method``, ``metric``, ``models`` (a row each: ``model``, ``weight`` or ``threshold``, ``accuracy``, which is
+        the mean score, ``seconds`` and ``flops`` a record), ``fitted`` (what the parameters rest on), of a cascade
+        ``chosen`` (`cascade_point`) and ``curve`` (rows of `cost_curve`), and of a gate in free text ``chosen``
+        (`routing_point`). Seconds are measured, so no two runs give the same.
     """
     values = np.asarray(scores, np.float64)
     seconds = members.seconds / values.shape[1]
     rows: list[dict[str, Any]] = []
     for number, entry in enumerate(config.models):
-        row: dict[str, Any] = {"model": entry.model, "temperature": parameters.temperatures[number]}
+        row: dict[str, Any] = {"model": entry.model}
         if config.method == "cascade":
             row["threshold"] = [*map(_threshold, parameters.thresholds), None][number]
         elif config.method != "gate":

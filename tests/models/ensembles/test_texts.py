@@ -1,4 +1,5 @@
-"""Free text by one model of several: a gate learns which model knows what, a cascade asks the next if one is unsure."""
+"""Free text of several models: a vote, a gate that learns which model knows what, a cascade that asks the next if one
+is unsure."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +12,12 @@ from scipy.stats import binomtest
 from text_models import CARDS, CATS, TASK, GivenTexts, ask, taught
 
 from posttrain.models.binomial import THRESHOLDS
-from posttrain.models.ensembles import text_answers, text_routing
+from posttrain.models.ensembles import texts as texts_module
 from posttrain.models.ensembles.cascade import LAST_ALONE
 from posttrain.models.ensembles.config import EnsembleConfig
 from posttrain.models.ensembles.ensemble import Ensemble
-from posttrain.models.ensembles.members import Member
-from posttrain.models.ensembles.text_routing import PromptFeatures
+from posttrain.models.ensembles.members import HeadModel, Member
+from posttrain.models.ensembles.texts import PromptFeatures, answer_by_vote
 from posttrain.models.generate import Generation, generate
 from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.store.errors import UserError
@@ -36,7 +37,7 @@ def texts_of(right: np.ndarray) -> list[list[str]]:
 
 
 def fitted(ensemble: Ensemble, count: int = COUNT, **options: Any) -> Ensemble:
-    return ensemble.fit(turns(count), ["yes"] * count, [str(row) for row in range(count)], **options)
+    return ensemble.fit(turns(count), ["yes"] * count, **options)
 
 
 @pytest.mark.parametrize("goal", [{"accuracy": 0.8}, {"tolerance": 0.1}, {"accuracy": 0.99}])
@@ -144,8 +145,7 @@ def halves(monkeypatch: pytest.MonkeyPatch) -> GivenTexts:
         values = np.array([[int(prompt[0]["content"]) % 2] for prompt in prompts], np.float32)
         return PromptFeatures(values, 2.0, np.full(len(prompts), 7.0))
 
-    for module in ("ensemble", "text_routing"):
-        monkeypatch.setattr(f"posttrain.models.ensembles.{module}.embed_prompts", features)
+    monkeypatch.setattr("posttrain.models.ensembles.ensemble.embed_prompts", features)
     odd = np.arange(COUNT) % 2 == 1
     return GivenTexts(monkeypatch, texts_of(np.stack([odd, ~odd])), np.full((2, COUNT), 0.5))
 
@@ -208,29 +208,15 @@ def accuracy(answers: Sequence[Generation], right: Sequence[str]) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("per_token", [False, True])
-def test_a_gate_over_real_models_beats_both(loaded: list[LanguageModel], per_token: bool) -> None:
-    config = EnsembleConfig.read(
-        {"method": "gate", "models": ["bank", "home"], "data": "x", "per_token": per_token}, "x"
-    )
+def test_a_gate_over_real_models_beats_both(loaded: list[LanguageModel]) -> None:
+    config = EnsembleConfig.read({"method": "gate", "models": ["bank", "home"], "data": "x"}, "x")
     members = [Member.of(name, lm) for name, lm in zip(("bank", "home"), loaded, strict=True)]
     held_out = [*CARDS[2:8], *CATS[2:8]]
     answers = ["bank"] * 6 + ["home"] * 6
-    ensemble = Ensemble(config, members, TASK).fit([ask(text) for text in held_out], answers, held_out)
+    ensemble = Ensemble(config, members, TASK).fit([ask(text) for text in held_out], answers)
     prompts, right = [ask(text) for text in [*CARDS[8:], *CATS[8:]]], ["bank"] * 6 + ["home"] * 6
     assert accuracy(ensemble.generate(prompts), right) == 1
     assert [accuracy(generate(lm, prompts), right) for lm in loaded] == [0.5, 0.5]
-
-
-@pytest.mark.slow
-def test_tokens_are_mixed_by_the_weights_of_each_prompt(loaded: list[LanguageModel]) -> None:
-    members = [Member.of(name, lm) for name, lm in zip(("bank", "home"), loaded, strict=True)]
-    prompts = [ask(text) for text in CARDS[:4]]
-    weights = np.array([[1.0, 0.0], [0.0, 1.0], [0.3, 0.7], [0.7, 0.3]])
-    mixed = text_answers.generate_pooled("probability", members, weights, prompts)
-    for row, prompt in enumerate(prompts):
-        assert mixed[row] == text_answers.generate_pooled("probability", members, weights[row], [prompt])[0]
-    assert [mixed[0], mixed[1]] == [generate(loaded[0], prompts[:1])[0], generate(loaded[1], prompts[1:2])[0]]
 
 
 @pytest.mark.slow
@@ -245,9 +231,7 @@ def test_a_cascade_of_real_models_keeps_what_the_small_one_is_sure_of(
     values = {"method": "cascade", "models": ["small", "large"], "tolerance": 0.2, "data": "x"}
     held_out = [*CARDS[3:], *CATS[3:]]
     answers = ["bank"] * (len(held_out) // 2) + ["home"] * (len(held_out) // 2)
-    ensemble = Ensemble(EnsembleConfig.read(values, "x"), members, TASK).fit(
-        [ask(text) for text in held_out], answers, held_out
-    )
+    ensemble = Ensemble(EnsembleConfig.read(values, "x"), members, TASK).fit([ask(text) for text in held_out], answers)
     prompts = [ask(text) for text in ("my bank card is split", "my bank card is red", "the little cat is shy")]
     right = ["bank", "bank", "home"]
     result = ensemble.texts(prompts)
@@ -258,4 +242,47 @@ def test_a_cascade_of_real_models_keeps_what_the_small_one_is_sure_of(
 
 
 def test_the_default_score_compares_normalised_texts() -> None:
-    assert text_routing.exact_match(["a  b", "c"])([Generation("a b", True), Generation("d", True)]) == [1.0, 0.0]
+    assert texts_module.exact_match(["a  b", "c"])([Generation("a b", True), Generation("d", True)]) == [1.0, 0.0]
+
+
+def votes(patch: pytest.MonkeyPatch, weights: list[float], *texts: Sequence[str]) -> list[str]:
+    given = GivenTexts(patch, texts, np.full((len(texts), len(texts[0])), 0.5))
+    return [answer.text for answer in answer_by_vote(given.members, weights, turns(len(texts[0]))).answers]
+
+
+def test_a_vote_compares_normalised_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = ["x", "one two"], ["y  z", "three"], ["y z", "one  two"]
+    assert votes(monkeypatch, [1, 1, 1], *written) == ["y  z", "one two"]
+
+
+def test_votes_are_weighted_and_the_first_model_wins_a_tie(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = ["x", "x"], ["y", "y"], ["z", "y"]
+    # 0.3 against 0.1 + 0.2: a tie, whatever floats say.
+    assert votes(monkeypatch, [0.3, 0.1, 0.2], *written) == ["x", "x"]
+    assert votes(monkeypatch, [0.1, 0.3, 0.2], *written) == ["y", "y"]
+
+
+def test_a_votes_report_has_each_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    ensemble = GivenTexts(monkeypatch, [["a"] * 3, ["b"] * 3], np.full((2, 3), 0.5)).ensemble(
+        method="vote", weights=[3, 1]
+    )
+    report = ensemble.describe_texts(ensemble.texts(turns(3)), np.array([[1.0] * 3, [0.0] * 3]), "accuracy")
+    assert [(row["weight"], row["accuracy"]) for row in report["models"]] == [(0.75, 1), (0.25, 0)]
+    assert "chosen" not in report
+
+
+def test_a_linear_head_writes_no_text() -> None:
+    head = object.__new__(HeadModel)
+    with pytest.raises(UserError, match="`linear` is a linear head, which cannot write a text"):
+        answer_by_vote([Member.of("linear", head)], [1.0], [ask("a")])
+
+
+def test_each_model_is_loaded_once(loaded: list[LanguageModel]) -> None:
+    loads = []
+
+    def load() -> LanguageModel:
+        loads.append(1)
+        return loaded[0]
+
+    answer_by_vote([Member("tiny", load)], [1.0], [ask("a"), ask("b")])
+    assert loads == [1]

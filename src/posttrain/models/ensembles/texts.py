@@ -1,4 +1,4 @@
-"""Free text by one model of several: the first of a cascade that is sure enough, or the one that a gate chooses.
+"""Free text of several models: a vote, the first of a cascade that is sure enough, or the one that a gate chooses.
 
 Sources: L. Chen, M. Zaharia and J. Zou, FrugalGPT, 2023 (arXiv:2305.05176), section 3; N. Gupta et al., Language Model
 Cascades: Token-Level Uncertainty and Beyond, ICLR 2024 (arXiv:2404.10136), for the mean log-probability of an answer's
@@ -33,14 +33,14 @@ class EnsembleTexts:
     Attributes:
         answers: [N].
         answered_by: int64 [N], number of the model that answered; -1 where all did together.
-        members: answers of the single models; None where they wrote together.
+        members: answers of the single models.
         gate_seconds: seconds of the gate's sentence model for all prompts, without loading it.
         gate_flops: float64 [N], what it computed for each prompt.
     """
 
     answers: list[Generation]
     answered_by: npt.NDArray[np.int64]
-    members: MemberTexts | None
+    members: MemberTexts
     gate_seconds: float = 0.0
     gate_flops: Floats | float = 0.0
 
@@ -62,6 +62,27 @@ def embed_prompts(embedder: str, prompts: Sequence[Turns]) -> PromptFeatures:
     start = time.perf_counter()
     values = model.embed(prompt_texts(prompts))
     return PromptFeatures(values, time.perf_counter() - start, embedder_flops(model, prompts))
+
+
+def answer_by_vote(members: Sequence[Member], weights: Sequence[float], prompts: Sequence[Turns]) -> EnsembleTexts:
+    """Answers by the text with the most votes, compared as normalised texts; of equal ones the first model's.
+
+    Args:
+        members: M models.
+        weights: M numbers, each model's votes.
+        prompts: N conversations.
+    """
+    texts = MemberTexts.of_all(members, prompts)
+    written = [[normalise_text(answer.text) for answer in own] for own in texts.complete()]
+    winners = []
+    for proposed in zip(*written, strict=True):
+        # Rounded, so that weights of 0.1 and 0.2 are as many votes as one of 0.3.
+        votes = [
+            round(sum(weight for text, weight in zip(proposed, weights, strict=True) if text == own), 9)
+            for own in proposed
+        ]
+        winners.append(votes.index(max(votes)))
+    return EnsembleTexts(texts.by(np.array(winners, np.int64)), np.full(len(prompts), -1, np.int64), texts)
 
 
 def answer_in_turn(
@@ -133,8 +154,7 @@ def score_members(texts: MemberTexts, score: AnswerScore) -> Floats:
     Raises:
         UserError: a score is outside of 0 to 1.
     """
-    models, count = texts.flops.shape
-    scores = np.array([score(texts.by(np.full(count, number))) for number in range(models)], np.float64)
+    scores = np.array([score(own) for own in texts.complete()], np.float64)
     if not is_bounded(scores):
         what = f"scores of {scores.min():g} to {scores.max():g}, and fitting needs scores from 0 to 1"
         raise UserError(what, where="suite", fix="name a suite with another scorer")
