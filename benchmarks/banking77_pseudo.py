@@ -102,7 +102,7 @@ def measure(root: Path) -> Result:
         context = RoundContext(workspace, config, len(states) - 1, in_round=False, state=last)
         id = fit_head(context, last.id("dataset"))
         head, test = LinearHead.load(context.path(str(id))), context.dataset(last.id("test")).records
-        embeddings = sentence_embeddings(context, str(config.label.head.embedder), test)
+        embeddings = sentence_embeddings(context, str(config.label.embedder), test)
         predicted = np.array(head.labels)[head.probabilities(embeddings).argmax(axis=1)]
         pseudo = workspace.metadata.artifact(last.outputs.get("pseudo", ""))
         return Result(
@@ -122,11 +122,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--per-label", type=float, default=8.0, help="pseudo-labels for each label")
     parser.add_argument("--epochs", type=int, default=2, help="passes with pseudo-labels; without, the example's")
-    parser.add_argument("--soft", action="store_true", help="train on the head's probabilities")
     options = parser.parse_args()
-    pseudo = {**PSEUDO, "per_label": options.per_label, "soft": options.soft}
     results: dict[str, list[Result]] = {"plain": [], "pseudo": []}
     print("| seed | arm | labels | pseudo-labels | accuracy | head alone | seconds |")
     print("| ---: | --- | ---: | ---: | ---: | ---: | ---: |")
@@ -134,7 +131,7 @@ def main() -> None:
         labelled = options.folder / f"seed-{seed}" / "labelled"
         labelled.parent.mkdir(parents=True, exist_ok=True)
         label(options.workspace, labelled, options.data, seed)
-        for arm, settings in (("plain", None), ("pseudo", pseudo)):
+        for arm, settings in (("plain", None), ("pseudo", PSEUDO)):
             root = options.folder / f"seed-{seed}" / arm
             continue_in(root, labelled, settings, options.epochs)
             result = measure(root)

@@ -239,10 +239,7 @@ class SmallWorkspaces:
                 "steps": ["exact", "conflicts", {"decontaminate": dict.fromkeys(("ngram", "threshold", "contained"))}],
             },
             # The linear head in its own tests: its sentence model takes longer than two rounds.
-            "label": {
-                **{"annotator": "oracle", "file": "answers.csv", "per_round": 12},
-                "head": {"embedder": None},
-            },
+            "label": {"annotator": "oracle", "file": "answers.csv", "per_round": 12, "embedder": None},
             "train": {"epochs": 2, "learning_rate": 4.0e-3, "precision": "float32"},
             "evaluate": {"latency": self.latency, "bootstrap": {"resamples": 200}},
             # Two epochs give little more than chance accuracy; the deployment must not depend on chance.

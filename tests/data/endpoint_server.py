@@ -33,7 +33,11 @@ class FakeEndpoint:
 
 
 @pytest.fixture
-def endpoint() -> Iterator[FakeEndpoint]:
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeEndpoint]:
+    from posttrain.models.endpoint import Endpoint
+
+    monkeypatch.setattr(Endpoint, "wait", 0.01)
+    monkeypatch.setattr(Endpoint, "timeout", 5.0)
     fake = FakeEndpoint()
 
     class Handler(BaseHTTPRequestHandler):

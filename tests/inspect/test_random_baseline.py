@@ -67,9 +67,12 @@ def test_without_a_round_there_is_nothing_to_compare(begun_loop: Callable[..., A
     assert run_random_loop(loop.store, load_config(loop.root)) is None
 
 
-def test_label_counts_include_files_and_discarded_labels(small: Any, evaluated_loop: Callable[..., Any]) -> None:
+def test_label_counts_include_files_and_discarded_labels(
+    small: Any, evaluated_loop: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("posttrain.loop.stages.deploy._discards_labels", lambda decision: True)
     refuse = {"deploy": ["accuracy > 2"]}
-    loop = evaluated_loop(label={"per_round": 12, "when_refused": "set_aside"}, gate=refuse)
+    loop = evaluated_loop(label={"per_round": 12}, gate=refuse)
     loop.run(3)
     small.write(loop.root / "more.csv", small.rows()[80:90])
     small.configure(

@@ -135,14 +135,15 @@ def test_it_waits_as_long_as_people_do(tmp_path: Path) -> None:
         ModelAnnotator("linear", Absent()).annotate(batch_of(2), request_for(["x", None], [True, False], tmp_path))
 
 
-def test_an_endpoint_is_asked_for_so_many_labelled_records_and_no_more() -> None:
+def test_an_endpoint_is_asked_for_so_many_labelled_records_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("posttrain.label.model_annotators.ENDPOINT_CHECKS", 5)
     asked: list[Any] = []
 
     def generate(prompts: Any) -> list[str | None]:
         asked.extend(prompts)
         return ["top up" if "3" in prompt[-1]["content"] else None for prompt in prompts]
 
-    teacher = EndpointTeacher(generate, TaskConfig(labels=LABELS), {"model": "m"}, checks=5)
+    teacher = EndpointTeacher(generate, TaskConfig(labels=LABELS), {"model": "m"})
     labelled = batch_of(20)
     first = teacher.held_out(labelled)
     assert len(asked) == 5
@@ -150,4 +151,4 @@ def test_an_endpoint_is_asked_for_so_many_labelled_records_and_no_more() -> None
     assert teacher.held_out(labelled.slice(0)).answers == first.answers
     everything = teacher.predict(labelled)
     assert everything.answers == ["top up" if "3" in f"message {number}" else None for number in range(20)]
-    assert teacher.settings() == {"model": "m", "checks": 5}
+    assert teacher.settings() == {"model": "m"}

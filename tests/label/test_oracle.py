@@ -51,12 +51,6 @@ def test_answers_come_from_the_file(root: Path, batch: Batch) -> None:
     assert labelled.select(other_columns).equals(records.select(other_columns))
 
 
-def test_columns_of_the_oracle_override_those_of_the_data(root: Path, batch: Batch) -> None:
-    (root / "answers.csv").write_text("q,a\nhello,b\n")
-    annotator = oracle(root, columns={"prompt": "q", "completion": "a"})
-    assert annotator.annotate(batch("hello"), request(root))["completion"].to_pylist() == ["b"]
-
-
 def test_the_first_of_two_answers_counts(root: Path, batch: Batch) -> None:
     (root / "answers.csv").write_text("text,category\nhello,b\nhello,c\n")
     assert oracle(root).annotate(batch("hello"), request(root))["completion"].to_pylist() == ["b"]

@@ -66,7 +66,7 @@ class BatchContract(QueueFixtures):
 
     def test_too_many_wrong_gold_answers_pause_an_account(self, queue: Open, metadata: Metadata, clock: Clock) -> None:
         add_accounts(metadata, "anna", "root")
-        q = queue(gold_rate=0.5, gold_minimum=4, gold_threshold=0.75, check=0)
+        q = queue(gold_rate=0.5, gold_threshold=0.75, check=0)
         q.add_batch("b", "choice", new_items(50), labels=LABELS, gold=gold_items(["cash"] * 60), seed=1)
         sentences: list[str | None] = []
         for _ in range(2):
@@ -74,7 +74,7 @@ class BatchContract(QueueFixtures):
                 task = q.next("anna")
                 assert task is not None
                 sentences.append(q.answer(task.item, "anna", "card").paused)
-            with pytest.raises(PausedError, match=r"^Thank you for your work so far\. 0 of your last 4"):
+            with pytest.raises(PausedError, match=r"^Thank you for your work so far\. 0 of your last 10"):
                 q.next("anna")
             assert sentences[-1] == Accounts(metadata).get("anna").paused
             q.resume("anna", "root")
@@ -85,7 +85,7 @@ class BatchContract(QueueFixtures):
 
     def test_good_annotators_are_not_paused(self, queue: Open, metadata: Metadata) -> None:
         add_accounts(metadata, "anna")
-        q = queue(gold_rate=0.5, gold_minimum=2)
+        q = queue(gold_rate=0.5)
         q.add_batch("b", "choice", new_items(12), labels=LABELS, gold=gold_items(["card"] * 12))
         assert len(answer_all(q, "anna")) > 18
         assert Accounts(metadata).get("anna").paused is None

@@ -37,7 +37,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.number, self.clock = next(_numbers), Clock()
         # The database is shared by all examples: each has a batch and people of its own.
         self.batch = f"b{self.number}"
-        config = QueueConfig(overlap=overlap, check=check, gold_rate=0.4, lease_minutes=2, skips=2)
+        config = QueueConfig(overlap=overlap, check=check, gold_rate=0.4)
         self.queue = Queue(self.metadata, config, self.clock)
         self.queue.add_batch(
             *(self.batch, "choice", new_items(items)), labels=LABELS, gold=gold_items(["card"] * gold), seed=self.number
@@ -124,7 +124,7 @@ class QueueMachine(RuleBasedStateMachine):
             else:
                 self.queue.resolve(item, "root", answer)
 
-    @rule(minutes=st.sampled_from([0.5, 3]))
+    @rule(minutes=st.sampled_from([2.5, 15]))
     def wait(self, minutes: float) -> None:
         self.clock.forward(minutes)
 

@@ -104,7 +104,7 @@ def evaluated_workspace(
 
     def build(folder: Path) -> None:
         shutil.copytree(finished_workspace, folder, symlinks=True)
-        small_anywhere(folder.parent).configure(folder, train={"epochs": 1}, label={"when_refused": "keep"})
+        small_anywhere(folder.parent).configure(folder, train={"epochs": 1})
         loop = OpenLoop(folder)
         loop.run(3, until="evaluate")
         loop.store.close()

@@ -69,18 +69,6 @@ def _records(loop: Any, round: int) -> list[dict[str, Any]]:
     return rows
 
 
-def test_the_config_decides_about_refused_labels(small: Any, evaluated_loop: Callable[..., Any]) -> None:
-    for policy, labels in (("keep", 48), ("set_aside", 36)):
-        loop = evaluated_loop(policy, gate={"deploy": ["accuracy > 2"]}, label={"when_refused": policy})
-        loop.run(3)
-        loop.run(4, until="dataset")
-        _, champion, refused, last = loop.metadata.rounds()[1:]
-        assert refused.decision["action"] == "refuse"
-        assert refused.detail["discards_labels"] is (policy == "set_aside")
-        assert last.detail["labels"] == labels
-        assert loop.champion == champion.candidate
-
-
 def rule_for(*rounds: Any) -> str:
     """A rule that holds for the models of these rounds and for no other."""
     return " or ".join(f"macro_f1 == {entry.detail['metrics']['macro_f1']!r}" for entry in rounds)

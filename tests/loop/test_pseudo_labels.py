@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
@@ -15,7 +14,7 @@ from word_embeddings import embed_words
 
 from posttrain.data.records.record import records
 from posttrain.loop.history import label_counts
-from posttrain.loop.stages.pseudo import weighted_rows
+from posttrain.loop.stages.pseudo import pseudo_weights
 from posttrain.store.errors import UserError
 from posttrain.testing.steps import table_of
 from posttrain.train.config import TrainConfig
@@ -29,8 +28,7 @@ def word_embeddings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pseudo_labels(**settings: Any) -> dict[str, Any]:
-    pseudo = {"confidence": 0.3, "per_label": 2.0, **settings}
-    return {"per_round": 12, "head": {"embedder": "minilm"}, "pseudo": pseudo}
+    return {"per_round": 12, "embedder": "minilm", "pseudo": {"confidence": 0.3, **settings}}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +72,7 @@ def test_pseudo_labels_are_marked_and_counted_and_gone_in_the_next_round(
         # The labels of people are the first rows, unchanged.
         assert mixed.slice(0, own.num_rows).equals(own)
         added = marks(mixed.slice(own.num_rows))
-        assert 0 < len(added) <= 2 * own.num_rows
+        assert 0 < len(added) <= 8 * own.num_rows
         assert all(mark and mark["teacher"] == "linear" and mark["confidence"] >= 0.3 for mark in added)
         meta = loop.store.artifacts.get(detail["output pseudo"]).meta
         assert (meta["counts"]["records"], meta["pseudo"]["records"]) == (mixed.num_rows, len(added))
@@ -109,7 +107,7 @@ def test_a_test_record_or_near_duplicate_in_the_pool_is_never_a_pseudo_label(
 ) -> None:
     loop = begun_loop(
         data={"steps": ["exact", "conflicts", {"decontaminate": {"ngram": 4, "threshold": 0.6}}]},
-        label={"per_round": 12, "head": {"embedder": "minilm"}, "pseudo": {"confidence": 0.0, "per_label": 99.0}},
+        label={"per_round": 12, "embedder": "minilm", "pseudo": {"confidence": 0.0}},
     )
     test = small.rows()[60:80]
     leaked = [{"text": row["text"] + ending, "label": ""} for row in test for ending in ("", " now")]
@@ -128,7 +126,7 @@ def test_the_dataset_stage_rejects_a_leak_that_only_the_answer_step_meets(
     # The pool is cleaned when it is collected; what slips through is caught when the pseudo-labels join.
     from posttrain.loop.stages import pseudo
 
-    loop = begun_loop(label=pseudo_labels(confidence=0.0, per_label=99.0))
+    loop = begun_loop(label=pseudo_labels(confidence=0.0))
     test = small.rows()[60:64]
     leaked = table_of(*({"prompt": row["text"], "source": "leak", "line": 1} for row in test))
     free = pseudo.free_records
@@ -138,16 +136,6 @@ def test_the_dataset_stage_rejects_a_leak_that_only_the_answer_step_meets(
     assert "leak" not in table_at(loop, detail["output pseudo"])["source"].to_pylist()
     rejected = parquet.read_table(loop.store.artifacts.path(detail["output pseudo"]) / "rejected.parquet")
     assert rejected["source"].to_pylist().count("leak") == 4
-
-
-def test_a_bound_on_the_error_that_labels_cannot_show_leaves_all_out(
-    begun_loop: Callable[..., OpenLoop],
-) -> None:
-    loop = begun_loop(label=pseudo_labels(accept_error=0.02))
-    loop.run(1, until="pseudo")
-    meta = loop.store.artifacts.get(loop.metadata.rounds()[1].detail["output pseudo"]).meta
-    assert meta["pseudo"]["records"] == 0
-    assert "12 held-out answers are too few" in meta["pseudo"]["why"]
 
 
 def test_the_weights_reach_the_loss(begun_loop: Callable[..., OpenLoop], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,33 +170,19 @@ def test_the_weights_reach_the_loss(begun_loop: Callable[..., OpenLoop], monkeyp
     assert weights.tolist() == [1.0 if mark is None else 0.25 for mark in marks(table)]
 
 
-def test_soft_targets_are_rows_whose_losses_add_up_to_the_cross_entropy() -> None:
-    mark = {"teacher": "linear", "confidence": 0.7, "weight": 0.5, "targets": {"card": 0.7, "cash": 0.3}}
-    table = table_of(
-        {"prompt": "one", "completion": "loan"},
-        {"prompt": "two", "completion": "card", "meta": json.dumps({"pseudo": mark})},
-    )
-    rows, weights = weighted_rows(table)
-    assert rows["completion"].to_pylist() == ["loan", "card", "cash"]
-    np.testing.assert_allclose(weights, [1.0, 0.35, 0.15])
-    ids = rows["id"].to_pylist()
-    assert (ids[:2], len(set(ids))) == (table["id"].to_pylist(), 3)
-    assert rows["input_id"].to_pylist()[1] == rows["input_id"].to_pylist()[2]
-
-
 def test_labels_alone_have_no_weights() -> None:
     table = records([{"prompt": [{"role": "user", "content": "one"}], "completion": "loan"}])
-    assert weighted_rows(table) == (table, None)
+    assert pseudo_weights(table) is None
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task": {"labels": None}, "label": {"pseudo": {}, "head": {"embedder": "minilm"}}}, "closed label set"),
-        ({"label": {"pseudo": {}, "head": {"embedder": None}}}, "label.head.embedder: the linear head needs"),
+        ({"task": {"labels": None}, "label": {"pseudo": {}, "embedder": "minilm"}}, "closed label set"),
+        ({"label": {"pseudo": {}, "embedder": None}}, "label.embedder: the linear head needs"),
         ({"label": {"pseudo": {"teacher": "endpoint"}}}, "label.endpoint: the teacher `endpoint` needs a server"),
         ({"label": {"pseudo": {"teacher": "champion"}}, "train": {"objective": "dpo"}}, "label.pseudo: `dpo`"),
-        ({"label": {"suggest": "linear", "head": {"embedder": "./nowhere"}}}, r"label.head.embedder: `\./nowhere`"),
+        ({"label": {"suggest": "linear", "embedder": "./nowhere"}}, r"label.embedder: `\./nowhere`"),
     ],
 )
 def test_what_cannot_be_is_said_before_any_work(small: Any, changes: dict[str, Any], message: str) -> None:
@@ -263,7 +237,7 @@ def test_a_sentence_model_that_cannot_be_used_stops_no_round(
     for name in ("head_embedder", "sentence_embeddings"):
         monkeypatch.setattr(f"posttrain.loop.linear_head.{name}", getattr(scoring, name))
     folder = tmp_path / "embedder"
-    loop = begun_loop(label={"per_round": 12, "head": {"embedder": str(folder)}})
+    loop = begun_loop(label={"per_round": 12, "embedder": str(folder)})
     loop.run(1, until="evaluate")
     assert "is no embedder" in status(loop.store, load_config(loop.root))["rounds"][1]["head_sentence"]
     folder.mkdir()

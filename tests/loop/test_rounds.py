@@ -83,7 +83,7 @@ def test_a_changed_config_affects_only_the_open_round(small: Any, evaluated_loop
     loop = evaluated_loop()
     stages_before = loop.stages()
     second, old_candidate = loop.metadata.rounds()[2], loop.metadata.runs(stage="train")[-1].output
-    small.configure(loop.root, train={"epochs": 2}, label={"per_round": 9, "when_refused": "keep"})
+    small.configure(loop.root, train={"epochs": 2}, label={"per_round": 9})
     loop.run(3)
     assert loop.metadata.rounds()[2] == second
     assert loop.stages(after=len(stages_before)) == [f"3 {stage}" for stage in ROUND[2:] if stage != "latency"]

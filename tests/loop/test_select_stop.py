@@ -183,7 +183,7 @@ def test_explored_records_estimate_how_often_the_champion_is_right(small: Any, c
 
 def test_successive_champions_are_compared(small: Any, evaluated_loop: Callable[..., Any]) -> None:
     """A candidate is refused in round 3, so one model scores rounds 3 and 4: it is not compared with itself."""
-    loop = evaluated_loop(gate={"deploy": ["accuracy > 2"]}, label={"per_round": 12, "when_refused": "keep"})
+    loop = evaluated_loop(gate={"deploy": ["accuracy > 2"]}, label={"per_round": 12})
     loop.run(3)
     loop.run(4, until="select")
     outlooks = [entry.detail["gain_estimate"] for entry in loop.metadata.rounds()[1:]]

@@ -16,8 +16,12 @@ def turns(text: str) -> list[dict[str, str]]:
 
 
 def open_endpoint(endpoint: Any, folder: Path, anew: bool = True, **settings: Any) -> Endpoint:
-    config = EndpointConfig(base_url=endpoint.url, model="m", **{"wait": 0.01, "timeout": 5, **settings})
-    return Endpoint(config, ReplyCache(folder), anew=anew)
+    how = {name: settings.pop(name) for name in ("timeout", "retries", "concurrency") if name in settings}
+    config = EndpointConfig(base_url=endpoint.url, model="m", **settings)
+    opened = Endpoint(config, ReplyCache(folder), anew=anew)
+    for name, value in how.items():
+        setattr(opened, name, value)
+    return opened
 
 
 def test_replies_come_in_order_and_cost_is_counted(endpoint: Any, tmp_path: Path) -> None:
@@ -84,9 +88,10 @@ def test_a_server_that_refuses_everything_is_not_asked_thousands_of_times(endpoi
 
 
 def test_an_unreachable_endpoint_raises(tmp_path: Path) -> None:
-    config = EndpointConfig(base_url="http://127.0.0.1:9/v1", model="m", retries=1, wait=0)
+    endpoint = Endpoint(EndpointConfig(base_url="http://127.0.0.1:9/v1", model="m"), ReplyCache(tmp_path))
+    endpoint.retries, endpoint.wait = 1, 0
     with pytest.raises(WorkError, match="ConnectError"):
-        Endpoint(config, ReplyCache(tmp_path))([turns("a")])
+        endpoint([turns("a")])
 
 
 def test_a_cut_or_empty_reply_is_none_and_cached(endpoint: Any, tmp_path: Path) -> None:
@@ -148,7 +153,7 @@ def test_a_local_model_is_queried_only_for_new_prompts(tmp_path: Path) -> None:
         CachedGenerate(lambda prompts: [], "m", ReplyCache(tmp_path))([turns("z")])
 
 
-PRICES = {"prompt_price": 1e6, "completion_price": 1e6, "max_tokens": 10}
+PRICES = {"prices": (1e6, 1e6), "max_tokens": 10}
 
 
 def test_the_budget_stops_before_it_is_exceeded_and_counts_earlier_replies(endpoint: Any, tmp_path: Path) -> None:
@@ -197,7 +202,7 @@ def test_a_failed_request_frees_its_part_of_the_budget(endpoint: Any, tmp_path: 
 
 
 def test_a_budget_needs_a_price() -> None:
-    with pytest.raises(UserError, match="a budget needs `prompt_price` or `completion_price`"):
+    with pytest.raises(UserError, match="a budget needs `prices`"):
         EndpointConfig.read({"base_url": "http://a", "model": "m", "budget": 1}, "posttrain.yaml")
 
 
@@ -212,33 +217,19 @@ class Clock:
         self.now += seconds
 
 
-@pytest.mark.parametrize(("requests", "tokens"), [(3, None), (None, 100), (5, 120)])
-def test_no_minute_holds_more_requests_or_tokens_than_allowed(requests: int | None, tokens: int | None) -> None:
-    clock, sizes = Clock(), [10, 40, 30, 50, 20, 60, 10, 90, 5] * 4
-    limit = RateLimit(requests, tokens, lambda: clock.now, clock.sleep)
-    sent = []
-    for size in sizes:
-        limit.wait(size)
-        sent.append((clock.now, size))
-        clock.now += 7.5
-    for start, _ in sent:
-        window = [size for moment, size in sent if start <= moment < start + 60]
-        assert requests is None or len(window) <= requests
-        assert tokens is None or sum(window) <= tokens
-    # Not slower than it must be: without limits the last would have been sent after so many pauses.
-    assert RateLimit(None, None, lambda: clock.now, pytest.fail).wait(10**9)
-
-
-def test_a_request_of_more_tokens_than_a_minute_allows_goes_alone() -> None:
+def test_no_minute_holds_more_requests_than_allowed() -> None:
     clock = Clock()
-    limit = RateLimit(None, 50, lambda: clock.now, clock.sleep)
-    limit.correct(limit.wait(40), 10)
-    limit.wait(40)
-    assert clock.now == 0
-    limit.wait(80)
-    assert clock.now == 60
-    limit.wait(1)
-    assert clock.now == 120
+    limit = RateLimit(3, lambda: clock.now, clock.sleep)
+    sent = []
+    for _ in range(36):
+        limit.wait()
+        sent.append(clock.now)
+        clock.now += 7.5
+    for start in sent:
+        assert len([moment for moment in sent if start <= moment < start + 60]) <= 3
+    # Not slower than it must be.
+    assert sent[3] == 60
+    RateLimit(None, lambda: clock.now, pytest.fail).wait()
 
 
 def test_the_endpoint_waits_for_its_rate_limit(endpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +237,7 @@ def test_the_endpoint_waits_for_its_rate_limit(endpoint: Any, tmp_path: Path, mo
     monkeypatch.setattr("posttrain.models.endpoint.time", clock)
     clock.monotonic = lambda: clock.now  # type: ignore[attr-defined]
     generate = open_endpoint(endpoint, tmp_path, requests_per_minute=2, concurrency=1)
-    generate._rate = RateLimit(2, None, lambda: clock.now, clock.sleep)
+    generate._rate = RateLimit(2, lambda: clock.now, clock.sleep)
     endpoint.faults = [429]
     generate([turns("a"), turns("b")])
     # A request, its retry, and another one: the third has to wait.

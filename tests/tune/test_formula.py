@@ -61,7 +61,8 @@ def test_values_without_a_result_are_named(text: str, problem: str) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("sqrt rank", "`sqrt` is a function: write sqrt(...)"),
+        ("sqrt rank", "`rank` does not belong here"),
+        ("sqrt + 1", "`sqrt` is a function: write sqrt(...)"),
         ("sqrt(1, 2)", "`sqrt` takes 1 value"),
         ("min(1)", "`min` takes 2 values or more"),
         ("min(1, 2", "a `)` is missing"),
@@ -69,8 +70,8 @@ def test_values_without_a_result_are_named(text: str, problem: str) -> None:
         ("rank rank", "`rank` does not belong here"),
         ("__import__('os')", "does not belong here"),
         ("eval('1')", "does not belong here"),
-        ("(" * 30 + "1" + ")" * 30, "nested more than 20 deep"),
-        ("+".join(["'a'"] * 200), "more than 100 names and numbers"),
+        ("(" * 130 + "1" + ")" * 130, "more than 250 names, numbers and signs"),
+        ("+".join(["'a'"] * 200), "more than 250 names, numbers and signs"),
     ],
 )
 def test_mistakes_are_named(text: str, problem: str) -> None:

@@ -181,7 +181,7 @@ def report(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False
 
     with open_workspace(workspace, checked=False) as (store, config):
         reports = label_reports(store)
-        quality = report_on_queue(_queue(store, config), config.label.quality) if _batches(store, config) else None
+        quality = report_on_queue(_queue(store, config), config.label.cost) if _batches(store, config) else None
     if json:
         print_json({"rounds": reports, "quality": quality})
         return
@@ -222,8 +222,6 @@ def _print_quality(quality: dict[str, Any]) -> None:
     if outlook["wanted"]:
         end = f"done about {outlook['done_at'][:16].replace('T', ' ')} UTC" if outlook["done_at"] else "no pace yet"
         print_line(f"{outlook['wanted']} answers are wanted, {outlook['per_day']:.0f} come a day: {end}")
-    if outlook["budget_left"] is not None:
-        print_line(f"{outlook['budget_left']:.2f} of the budget are left")
     for alarm in quality["alarms"]:
         print_line(f"alarm: {alarm['sentence']} ({alarm['kind']}, p = {alarm['p_value']:.2g})")
     if not quality["alarms"]:

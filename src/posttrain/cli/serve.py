@@ -127,7 +127,7 @@ def run_server(
         webhook = config.label.webhook if config else None
         queue = Queue(store.metadata, config.label.queue if config else None)
         site = Site(store, config, accounts, queue, plain_http)
-        alarms = partial(queue_alarms, queue, config.label.quality) if config else None
+        alarms = partial(queue_alarms, queue) if config else None
         with Inbox(store.home / "inbox") as inbox, webhook_calls(store.metadata, webhook, alarms):
             app = labelling_app(site, feedback_app(inbox, token=token, labels=labels))
             run(

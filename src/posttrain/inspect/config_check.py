@@ -136,8 +136,7 @@ def _sources(config: Config, root: Path) -> Iterator[tuple[str, str, Mapping[str
             yield suite.data, f"suite {suite_name}", suite.columns or data.columns
     answers = config.label.file if config.label.annotator == "oracle" else None
     if answers is not None and locate_path(root, answers).exists():
-        columns = config.label.columns if config.label.columns is not None else data.columns
-        yield answers, "answers", columns
+        yield answers, "answers", data.columns
 
 
 def _read_version(versions: Versions, name: str, role: str) -> FileReport:

@@ -20,6 +20,9 @@ import numpy.typing as npt
 
 from posttrain.models.binomial import LEVEL, THRESHOLDS, lower_limit, needed_answers, shows_error_below, upper_limit
 
+CHECKED_SHARE = 0.1
+"""Share of accepted suggestions that people answer all the same, without seeing them."""
+
 _SPARE_ERRORS = 2  # that the first test should survive, or one slip of an annotator would end it all
 
 Floats = npt.NDArray[np.float64]

@@ -7,17 +7,10 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from posttrain.label.annotator import Annotator, RecordReader
-from posttrain.label.model_annotators import (
-    TEACHERS,
-    HeadConfig,
-    ModelAnnotator,
-    PseudoConfig,
-    TeacherName,
-    VoteConfig,
-)
+from posttrain.label.model_annotators import TEACHERS, ModelAnnotator, PseudoConfig, TeacherName
 from posttrain.label.oracle import Oracle
 from posttrain.label.people import PeopleAnnotator
-from posttrain.label.quality.config import QualityConfig
+from posttrain.label.quality.config import CostConfig
 from posttrain.label.queue import Queue
 from posttrain.label.queue_rows import QueueConfig
 from posttrain.models.endpoint import EndpointConfig
@@ -30,7 +23,7 @@ from posttrain.store.webhook import check_webhook
 
 
 class LabelConfig(Section):
-    """The annotator, the labels of a round, and the use of labels whose model was refused."""
+    """The annotator, the labels of a round, and the models that label."""
 
     annotator: Literal["people", "oracle", "champion", "linear", "endpoint", "vote", "ensemble"] = Field(
         default="people",
@@ -38,10 +31,10 @@ class LabelConfig(Section):
         "`champion`, `linear`, `endpoint`, `vote` or `ensemble`; what a model cannot answer goes to people.",
     )
     queue: QueueConfig = Field(default=QueueConfig(), description="How items are given to people.")
-    quality: QualityConfig = Field(default=QualityConfig(), description="Prices of labels, and alarms.")
+    cost: CostConfig = Field(default=CostConfig(), description="Prices of labels, for the report.")
     suggest: TeacherName = Field(
         default="champion",
-        description="The model whose answers people are shown: champion, linear, endpoint, vote or ensemble.",
+        description="The model whose answers people see: champion, linear, endpoint, vote (of these) or ensemble.",
     )
     accept_error: float | None = Field(
         default=None,
@@ -50,25 +43,18 @@ class LabelConfig(Section):
         description="Bound on the error of suggestions that are accepted without people, such as 0.02: "
         "accepted is what is sure enough for held-out answers to show it at 95%; null: people answer everything.",
     )
-    accept_check: float = Field(
-        default=0.1, ge=0, le=1, description="Share of accepted suggestions that people answer all the same, unseen."
+    embedder: str | None = Field(
+        default="minilm",
+        description="Sentence model of the linear head: a folder, a Hub id or `minilm`; null: there is no head.",
     )
-    head: HeadConfig = Field(default=HeadConfig(), description="The linear head on sentence embeddings.")
-    vote: VoteConfig = Field(default=VoteConfig(), description="The vote of several models.")
     ensemble: str | None = Field(
         default=None, description="File of the teacher `ensemble`, relative to the workspace; see docs/ensembles.md."
     )
     endpoint: EndpointConfig | None = Field(default=None, description="The server of the teacher `endpoint`.")
-    endpoint_checks: int = Field(
-        default=200, ge=0, description="Labelled records that the endpoint is asked too, to measure its confidence."
-    )
     pseudo: PseudoConfig | None = Field(
         default=None, description="Pseudo-labels of the pool that join training; null: none."
     )
     file: str | None = Field(default=None, description="File of answers of the oracle, relative to the workspace.")
-    columns: dict[str, str] | None = Field(
-        default=None, description="Columns of the oracle's file, by our name for each; null: as in `data.columns`."
-    )
     webhook: str | None = Field(
         default=None,
         description="URL that gets a JSON POST when a batch is ready (`batch ready`), when all of it is decided "
@@ -81,10 +67,6 @@ class LabelConfig(Section):
     error_rate: dict[int, Annotated[float, Field(ge=0, le=1)]] = Field(
         default={},
         description="Share of the oracle's labels to make wrong, by round, to rehearse a careless annotator.",
-    )
-    when_refused: Literal["keep", "set_aside", "auto"] = Field(
-        default="auto",
-        description="Labels of a round whose model was refused: `auto` discards them if it was surely worse.",
     )
 
     @field_validator("webhook")
@@ -101,7 +83,13 @@ class LabelConfig(Section):
     def teachers(self) -> set[str]:
         """The models that are used, those of a vote included."""
         names: set[str] = {self.teacher, *([self.pseudo.teacher] if self.pseudo else [])}
-        return names | (set(self.vote.teachers) if "vote" in names else set())
+        return names | (set(self.voters) if "vote" in names else set())
+
+    @property
+    def voters(self) -> list[TeacherName]:
+        """The models whose most frequent answer is the vote's."""
+        voters: list[TeacherName] = ["champion", "linear"]
+        return [*voters, "endpoint"] if self.endpoint else voters
 
     def check_models(self, has_labels: bool, root: Path) -> None:
         """Checks that the models that label can be used, without loading one.
@@ -122,12 +110,12 @@ class LabelConfig(Section):
         if "linear" in self.teachers:
             from posttrain.models.embedder_source import find_embedder
 
-            if self.head.embedder is None:
-                raise UserError("the linear head needs a sentence model", where="label.head.embedder", fix="name one")
+            if self.embedder is None:
+                raise UserError("the linear head needs a sentence model", where="label.embedder", fix="name one")
             try:
-                find_embedder(self.head.embedder)
+                find_embedder(self.embedder)
             except UserError as error:
-                raise UserError(error.what, where="label.head.embedder", fix=error.fix) from None
+                raise UserError(error.what, where="label.embedder", fix=error.fix) from None
         if "ensemble" in self.teachers:
             if self.ensemble is None:
                 raise UserError("the teacher `ensemble` needs a file", where="label.ensemble", fix="name it")
@@ -155,7 +143,7 @@ def build_annotator(
         config: The section.
         root: The workspace's root, where relative files start.
         read: Reads a file of records.
-        columns: The column mapping that is used where ``config`` has none.
+        columns: The column mapping of files of records.
         metadata: The workspace's database, where people's queue is; the oracle needs none.
 
     Raises:
@@ -174,9 +162,7 @@ def _build_oracle(
 ) -> Annotator:
     if config.file is None:
         raise UserError("the oracle needs a file of answers", where="label.file", fix="name it")
-    # An empty mapping is a choice, too: the file's own names.
-    mapping = config.columns if config.columns is not None else columns
-    return Oracle(root / Path(config.file).expanduser(), mapping, read, config.error_rate, config.file)
+    return Oracle(root / Path(config.file).expanduser(), columns, read, config.error_rate, config.file)
 
 
 def _build_people(

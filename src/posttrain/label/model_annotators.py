@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as compute
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from posttrain.label.annotator import AnnotationRequest, Annotator, with_answers
 from posttrain.models.reply_cache import Generate
@@ -22,32 +22,13 @@ TeacherName = Literal["champion", "linear", "endpoint", "vote", "ensemble"]
 
 TEACHERS: tuple[TeacherName, ...] = ("champion", "linear", "endpoint", "vote", "ensemble")
 
+ENDPOINT_CHECKS = 200
+"""Labelled records that an endpoint is asked at most, to measure how often it is right; each costs a request."""
+
+PSEUDO_PER_LABEL = 8
+"""Pseudo-labels for each label of people, at most."""
+
 _QUOTES = "\"'`“”‘’"
-
-
-class HeadConfig(Section):
-    """The linear head on sentence embeddings."""
-
-    embedder: str | None = Field(
-        default="minilm",
-        description="Sentence model of the linear head: a folder, a Hub id or `minilm`; null: there is no head.",
-    )
-
-
-class VoteConfig(Section):
-    """The vote of several models."""
-
-    teachers: list[Literal["champion", "linear", "endpoint"]] = Field(
-        default=["champion", "linear"],
-        min_length=2,
-        description="The models that vote; the answer of most counts, and without one people answer.",
-    )
-
-    @model_validator(mode="after")
-    def _each_votes_once(self) -> Self:
-        if len(set(self.teachers)) < len(self.teachers):
-            raise ValueError("each model votes once")
-        return self
 
 
 class PseudoConfig(Section):
@@ -59,19 +40,7 @@ class PseudoConfig(Section):
     weight: float = Field(
         default=0.5, gt=0, le=1, description="Weight of a pseudo-label in the loss; a label of people has 1."
     )
-    per_label: float = Field(default=8.0, gt=0, description="At most so many pseudo-labels for each label of people.")
     confidence: float = Field(default=0.5, ge=0, le=1, description="Calibrated confidence that an answer needs.")
-    accept_error: float | None = Field(
-        default=None,
-        gt=0,
-        lt=1,
-        description="Bound on their error: the confidence is raised until held-out answers show it, as in "
-        "`label.accept_error`; null: `confidence` alone decides.",
-    )
-    soft: bool = Field(
-        default=False,
-        description="Train on the teacher's probabilities, up to three labels a record, not on its answer alone.",
-    )
 
 
 @dataclass(frozen=True)
@@ -81,12 +50,10 @@ class Predictions:
     Attributes:
         answers: [N]; None where the model gave no usable answer.
         confidence: float64 [N], higher for answers that are more likely right; 0 without an answer.
-        probabilities: float64 [N, K], of the labels of the closed set; None where the model has none.
     """
 
     answers: list[str | None]
     confidence: npt.NDArray[np.float64]
-    probabilities: npt.NDArray[np.float64] | None = None
 
     @classmethod
     def none(cls, count: int) -> Self:
@@ -138,17 +105,16 @@ class EndpointTeacher(Teacher):
         generate: queries the model.
         task: the system message and the labels.
         settings: what its replies depend on.
-        checks: labelled records that are asked at most, to measure how often it is right; each costs a request.
     """
 
     name = "endpoint"
     calibrated = False
 
-    def __init__(self, generate: Generate, task: TaskConfig, settings: Mapping[str, Any], checks: int) -> None:
-        self._generate, self._task, self._settings, self._checks = generate, task, settings, checks
+    def __init__(self, generate: Generate, task: TaskConfig, settings: Mapping[str, Any]) -> None:
+        self._generate, self._task, self._settings = generate, task, settings
 
     def settings(self) -> Mapping[str, Any]:
-        return {**self._settings, "checks": self._checks}
+        return self._settings
 
     def predict(self, records: pa.Table) -> Predictions:
         prompts = [label_prompt(row, self._task) for row in records.select(["prompt", "text"]).to_pylist()]
@@ -162,7 +128,7 @@ class EndpointTeacher(Teacher):
     def held_out(self, labelled: pa.Table) -> Predictions:
         # By id, so that the same records are asked when the set grows: their replies are in the cache.
         ids = labelled["id"].to_pylist()
-        rows = sorted(sorted(range(len(ids)), key=lambda row: str(ids[row]))[: self._checks])
+        rows = sorted(sorted(range(len(ids)), key=lambda row: str(ids[row]))[:ENDPOINT_CHECKS])
         asked = self.predict(labelled.take(pa.array(rows, pa.int64())))
         answers: list[str | None] = [None] * len(ids)
         for row, answer in zip(rows, asked.answers, strict=True):

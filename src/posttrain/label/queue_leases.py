@@ -15,6 +15,9 @@ from posttrain.store.database import insert_or_update, utc_now
 from posttrain.store.label_tables import accounts, label_answers, label_items, label_leases
 from posttrain.store.metadata import Metadata
 
+LEASE_MINUTES = 10.0
+"""For so long an item is one annotator's; then others may be given it."""
+
 
 class LeaseQueries(ReviewQueries):
     """Items on loan to annotators."""
@@ -167,7 +170,7 @@ class LeaseQueries(ReviewQueries):
     def _lease(self, connection: Connection, item: int, annotator: str) -> datetime:
         """Begins a lease; returns its end."""
         now = self.now()
-        end = now + timedelta(minutes=self.config.lease_minutes)
+        end = now + timedelta(minutes=LEASE_MINUTES)
         # Not journaled: after a loss of the database people are given items afresh.
         row = {"item": item, "annotator": annotator, "started_at": now, "ends_at": end}
         insert_or_update(connection, label_leases, row)
@@ -175,7 +178,7 @@ class LeaseQueries(ReviewQueries):
 
     def _renew(self, connection: Connection, item: int, annotator: str) -> datetime:
         """Extends a lease; returns its end."""
-        end = self.now() + timedelta(minutes=self.config.lease_minutes)
+        end = self.now() + timedelta(minutes=LEASE_MINUTES)
         connection.execute(update(label_leases).where(lease_of(item, annotator)).values(ends_at=end))
         return end
 

@@ -25,6 +25,12 @@ from posttrain.store.label_tables import accounts, audit, label_answers, label_b
 ACTOR = "queue"
 """Name of the queue in the audit log."""
 
+SKIPS = 3
+"""An item that so many annotators skip goes to review."""
+
+GOLD_MINIMUM = 10
+"""Gold items that annotators answer before they may be paused."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -40,7 +46,6 @@ def settle(
     kind: AnswerKind,
     *,
     base: int,
-    skips: int,
     at_least: int = 0,
     nobody_left: Callable[[], bool] = lambda: False,
 ) -> Outcome:
@@ -50,7 +55,6 @@ def settle(
         given: The answers, skips and flags that count, in the order in which they were given.
         kind: Their kind.
         base: Answers wanted before there is a disagreement.
-        skips: So many skips send an item to review.
         at_least: Answers wanted at least, as others are answering the item right now.
         nobody_left: Returns True if every person with an account has answered or skipped it.
     """
@@ -71,7 +75,7 @@ def settle(
         if 2 * votes > count and kind.votes:
             return Outcome("done", count, _resolution(agreed, "majority"))
         return Outcome("review", count)
-    if skipped >= skips or (skipped and nobody_left()):
+    if skipped >= SKIPS or (skipped and nobody_left()):
         return Outcome("review", base)
     # More than the base after an undo: those who were asked because of a disagreement may go on.
     return Outcome("open", max(base, at_least))
@@ -205,7 +209,7 @@ class ReviewQueries(BatchQueries):
     def _pause_for_gold(self, connection: Connection, annotator: str, settings: Mapping[str, Any]) -> str | None:
         """Pauses an annotator whose accuracy on gold items is too low; returns the sentence, or None."""
         right, count = self.gold_score(annotator)
-        if count < settings["gold_minimum"] or right >= settings["gold_threshold"] * count:
+        if count < GOLD_MINIMUM or right >= settings["gold_threshold"] * count:
             return None
         if connection.scalar(select(accounts.c.name).where(accounts.c.name == annotator)) is None:
             return None  # the answers of a file, say, which nobody is shown
@@ -258,7 +262,6 @@ class ReviewQueries(BatchQueries):
             given,
             KINDS[row["kind"]],
             base=settings["overlap"] + row["checked"],
-            skips=settings["skips"],
             at_least=row["wanted"] if others_hold else 0,
             nobody_left=lambda: _nobody_left(connection, [answer.annotator for answer in given]),
         )

@@ -29,19 +29,17 @@ class QueueConfig(Section):
     )
     gold_rate: float = Field(0.05, ge=0, le=0.5, description="Share of the items shown that are from the gold file.")
     gold_threshold: float = Field(
-        0.7, ge=0, le=1, description="An annotator who has fewer of the gold items right is given no more items."
+        0.7,
+        ge=0,
+        le=1,
+        description="An annotator who has fewer of ten or more gold items right is given no more items.",
     )
-    gold_minimum: int = Field(10, ge=1, description="Gold items that an annotator answers before that is decided.")
     planted_rate: float = Field(
         0.0,
         ge=0,
         le=0.5,
         description="Share of the suggestions replaced by wrong ones, to measure how often they are accepted unread.",
     )
-    lease_minutes: float = Field(
-        10.0, gt=0, le=1440, description="Minutes for which an item is one annotator's; then others may be given it."
-    )
-    skips: int = Field(3, ge=1, description="An item that so many annotators skip goes to review.")
 
 
 class PausedError(UserError):

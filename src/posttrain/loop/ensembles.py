@@ -264,7 +264,7 @@ def _member_id(context: RoundContext, entry: MemberConfig, folder: Path, dataset
     if name == "linear":
         head = fit_head(context, dataset) if dataset else None
         if head is None:
-            fix = "run rounds first, and see label.head"
+            fix = "run rounds first, and see label.embedder"
             raise UserError("there is no linear head: no labels, or no sentence model", where=where, fix=fix)
         return head
     if name == "base":
@@ -304,5 +304,5 @@ def _load_head(context: RoundContext, entry: MemberConfig, id: str) -> "HeadMode
     from posttrain.models.embedder import Embedder
     from posttrain.models.ensembles.members import HeadModel
 
-    name = entry.embedder or str(context.config.label.head.embedder)
+    name = entry.embedder or str(context.config.label.embedder)
     return HeadModel(LinearHead.load(context.path(id)), Embedder.load(name))

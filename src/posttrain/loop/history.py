@@ -75,7 +75,7 @@ def label_values(workspace: Workspace, config: Config, names: set[str]) -> dict[
     # Only here: it imports scipy's statistics, which no other rule needs.
     from posttrain.label.quality.queue_report import queue_values
 
-    return queue_values(Queue(workspace.metadata, config.label.queue), config.label.quality)
+    return queue_values(Queue(workspace.metadata, config.label.queue))
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class FitHead(CachedWork):
         labels = context.config.task.label_set
         records = people_labels(context.dataset(self.dataset).records, labels)
         answers, inputs = records["completion"].to_pylist(), records["input_id"].to_pylist()
-        embeddings = sentence_embeddings(context, str(context.config.label.head.embedder), records)
+        embeddings = sentence_embeddings(context, str(context.config.label.embedder), records)
         fitted = fit_linear_head(embeddings, answers, labels, inputs, embedder=self.embedder)
         if fitted is None:
             return {"fitted": False, "records": len(answers)}
@@ -103,7 +103,7 @@ class EvaluateHead(CachedWork):
         """Writes the scores by record; returns accuracy and interval."""
         suite, head = _main_suite(context), LinearHead.load(context.path(self.head))
         records = sample_records(suite_records(context, suite, self.test), suite.sample)
-        embeddings = sentence_embeddings(context, str(context.config.label.head.embedder), records)
+        embeddings = sentence_embeddings(context, str(context.config.label.embedder), records)
         predicted = np.array(head.labels, object)[head.probabilities(embeddings).argmax(axis=1)]
         right = predicted == np.array(records["completion"].to_pylist(), object)
         scores = dict(zip(records["id"].to_pylist(), right.astype(int).tolist(), strict=True))
@@ -131,7 +131,7 @@ def fit_head(context: RoundContext, dataset: str) -> str | None:
     """
     if not context.config.task.label_set or not context.dataset(dataset).records.num_rows:
         return None
-    embedder = head_embedder(context.config.label.head.embedder)
+    embedder = head_embedder(context.config.label.embedder)
     if embedder is None:
         return None
     head = context.run(FitHead(dataset, embedder))
@@ -144,7 +144,7 @@ def measure_head(context: RoundContext) -> RoundState:
     The head is a yardstick: a sentence model that is missing or damaged is named in the state, and ends no round.
     """
     state = context.state
-    name = context.config.label.head.embedder
+    name = context.config.label.embedder
     if state.dataset is None or state.test is None or name is None or not context.config.task.label_set:
         return state
     try:

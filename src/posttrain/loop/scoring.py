@@ -104,7 +104,7 @@ def remove_unused_scores(context: RoundContext, scoring: ScoringContext) -> None
     }
     # The previous champion's too: after a rollback its scores would have to be computed again.
     models |= {registry.champion_id, *registry.earlier_champions()[:1]}
-    for name in (context.config.label.head.embedder, context.config.drift.embedder):
+    for name in (context.config.label.embedder, context.config.drift.embedder):
         if key := head_embedder(name):
             models.add(key)
     scoring.cache.keep_only(models)

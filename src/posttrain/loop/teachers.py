@@ -1,7 +1,6 @@
 """Builds the models that label in a round: champion, linear head, endpoint, vote and ensemble."""
 
 import logging
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,10 +11,10 @@ from posttrain.loop.context import RoundContext
 from posttrain.loop.ensembles import ENSEMBLE, fit_ensemble, learns_here, load_ensemble
 from posttrain.loop.history import finished_states
 from posttrain.loop.linear_head import OUT_OF_FOLD, fit_head
-from posttrain.loop.score_files import BATCH, SCORES, read_champion_scores
+from posttrain.loop.score_files import BATCH, read_champion_scores
 from posttrain.loop.scoring import sentence_embeddings
 from posttrain.models.calibration import calibrate_confidence
-from posttrain.models.endpoint import Endpoint, EndpointConfig
+from posttrain.models.endpoint import Endpoint
 from posttrain.models.linear_head import LinearHead
 from posttrain.models.reply_cache import ReplyCache
 from posttrain.models.task import record_turns
@@ -43,7 +42,7 @@ def build_teacher(context: RoundContext, name: str, dataset: str) -> Teacher:
     if name == "endpoint":
         return _endpoint_teacher(context)
     if name == "vote":
-        return VoteTeacher([build_teacher(context, each, dataset) for each in context.config.label.vote.teachers])
+        return VoteTeacher([build_teacher(context, each, dataset) for each in context.config.label.voters])
     if name == "ensemble":
         file = context.config.label.ensemble
         assert file is not None, "the config was checked"
@@ -91,21 +90,13 @@ class ChampionTeacher(Teacher):
             return Predictions.none(records.num_rows)
         folder = self._context.path(state.scores)
         columns = ["id", "predicted", "confidence"]
-        with_labels = "probabilities" in parquet.read_schema(folder / SCORES).names
-        table = read_champion_scores(
-            folder, self._context.path(state.selection), [*columns, *(["probabilities"] if with_labels else [])]
-        )
+        table = read_champion_scores(folder, self._context.path(state.selection), columns)
         row_of = {id: row for row, id in enumerate(table["id"].to_pylist())}
         rows = [row_of.get(id) for id in records["id"].to_pylist()]
         predicted, confidence = table["predicted"].to_pylist(), table["confidence"].to_pylist()
         answers = [None if row is None else predicted[row] for row in rows]
         values = np.array([0.0 if row is None else confidence[row] for row in rows], np.float64)
-        probabilities = None
-        if with_labels:
-            lists = table["probabilities"].to_pylist()
-            empty = [0.0] * len(self._context.config.task.label_set)
-            probabilities = np.array([empty if row is None else lists[row] for row in rows], np.float64)
-        return Predictions(answers, values, probabilities)
+        return Predictions(answers, values)
 
     def held_out(self, labelled: pa.Table) -> Predictions:
         earlier: dict[str, tuple[str, float]] = {}
@@ -161,13 +152,10 @@ class LinearTeacher(Teacher):
         if self._head is None or not records.num_rows:
             return Predictions.none(records.num_rows)
         head = LinearHead.load(self._context.path(self._head))
-        embedder = str(self._context.config.label.head.embedder)
+        embedder = str(self._context.config.label.embedder)
         probabilities = head.probabilities(sentence_embeddings(self._context, embedder, records))
-        labels = self._context.config.task.label_set
-        spread = np.zeros((records.num_rows, len(labels)))
-        spread[:, [labels.index(label) for label in head.labels]] = probabilities
-        answers: list[str | None] = [labels[index] for index in spread.argmax(axis=1).tolist()]
-        return Predictions(answers, spread.max(axis=1), spread)
+        answers: list[str | None] = [head.labels[index] for index in probabilities.argmax(axis=1).tolist()]
+        return Predictions(answers, probabilities.max(axis=1))
 
     def held_out(self, labelled: pa.Table) -> Predictions:
         if self._head is None:
@@ -213,7 +201,7 @@ class EnsembleTeacher(Teacher):
         scores = ensemble.label_scores(prompts)
         probabilities = np.minimum(np.exp(scores.log_probabilities), 1.0)
         answers: list[str | None] = [labels[index] for index in probabilities.argmax(axis=1).tolist()]
-        return Predictions(answers, probabilities.max(axis=1), probabilities)
+        return Predictions(answers, probabilities.max(axis=1))
 
     def held_out(self, labelled: pa.Table) -> Predictions:
         if any(learns_here(model) for model, _ in self._context.artifact(self._id).meta["models"]):
@@ -225,12 +213,7 @@ def _endpoint_teacher(context: RoundContext) -> EndpointTeacher:
     config = context.config.label.endpoint
     assert config is not None, "the config was checked"
     # A label is asked for once, whatever round it is: the same prompt finds its reply.
-    endpoint = Endpoint(config, ReplyCache(context.workspace.home / _REPLIES), anew=False)
-    return EndpointTeacher(
-        endpoint, context.config.task, endpoint_settings(config), context.config.label.endpoint_checks
-    )
-
-
-def endpoint_settings(config: EndpointConfig) -> dict[str, Any]:
-    """Returns the settings that an endpoint's replies depend on."""
-    return {name: getattr(config, name) for name in ("base_url", "model", "temperature", "max_tokens")}
+    endpoint = Endpoint(config, ReplyCache(context.workspace.home / _REPLIES), temperature=0.0, anew=False)
+    # The settings that the replies depend on.
+    settings = {name: getattr(config, name) for name in ("base_url", "model", "max_tokens")}
+    return EndpointTeacher(endpoint, context.config.task, settings)

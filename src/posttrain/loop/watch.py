@@ -69,7 +69,7 @@ def _alarms(workspace: Workspace, config: Config) -> list[dict[str, Any]]:
     # Only here: it imports scipy's statistics.
     from posttrain.label.quality.queue_report import queue_alarms
 
-    return queue_alarms(Queue(workspace.metadata, config.label.queue), config.label.quality)
+    return queue_alarms(Queue(workspace.metadata, config.label.queue))
 
 
 @dataclass

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -28,11 +28,9 @@ _LONE_REFUSALS = 20  # first prompts refused, after which it is a wrong setting
 
 _MAX_WAIT = 60.0  # seconds
 
-_WINDOW = 60.0  # seconds, over which requests and tokens are counted
+_WINDOW = 60.0  # seconds, over which requests are counted
 
 _MESSAGE_TOKENS = 16  # at most so many tokens mark the begin, role and end of a message
-
-_LETTERS_PER_TOKEN = 4  # of English text, roughly
 
 
 class EndpointConfig(Section):
@@ -41,18 +39,11 @@ class EndpointConfig(Section):
     base_url: str = Field(description="Base of `/chat/completions`, such as http://127.0.0.1:8000/v1.")
     model: str = Field(min_length=1, description="The model's name there.")
     key_variable: str | None = Field(None, description="The environment variable that holds the key; empty for none.")
-    temperature: float = Field(0.7, ge=0, description="Sampling temperature.")
     max_tokens: int = Field(1024, ge=1, description="Longest reply, in tokens; a longer one is not used.")
-    timeout: float = Field(120.0, gt=0, description="Seconds to wait for a reply.")
-    retries: int = Field(5, ge=0, description="Retries of a request that failed temporarily.")
-    wait: float = Field(1.0, ge=0, description="Seconds before the first retry; each further one waits twice as long.")
-    concurrency: int = Field(8, ge=1, description="Requests under way at a time.")
     requests_per_minute: int | None = Field(None, ge=1, description="Requests in a minute at most; null: any number.")
-    tokens_per_minute: int | None = Field(
-        None, ge=1, description="Tokens in a minute at most, of prompts and replies; null: any number."
+    prices: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]] = Field(
+        (0.0, 0.0), description="Prices of a million tokens of prompts and of replies, in any currency."
     )
-    prompt_price: float = Field(0.0, ge=0, description="Price of a million tokens of prompts, in any currency.")
-    completion_price: float = Field(0.0, ge=0, description="Price of a million tokens of replies.")
     budget: float | None = Field(
         None,
         gt=0,
@@ -69,13 +60,13 @@ class EndpointConfig(Section):
 
     @model_validator(mode="after")
     def _a_budget_has_a_price(self) -> Self:
-        if self.budget is not None and not (self.prompt_price or self.completion_price):
-            raise ValueError("a budget needs `prompt_price` or `completion_price`")
+        if self.budget is not None and not any(self.prices):
+            raise ValueError("a budget needs `prices`")
         return self
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
         """Returns the price of so many tokens."""
-        return (prompt_tokens * self.prompt_price + completion_tokens * self.completion_price) / 1e6
+        return (prompt_tokens * self.prices[0] + completion_tokens * self.prices[1]) / 1e6
 
 
 @dataclass
@@ -100,16 +91,31 @@ class Endpoint:
     refuses, where it answers others.
 
     Args:
+        config: the server.
         replies: cache of every reply.
+        temperature: sampling temperature; 0 for greedy decoding.
         anew: whether a prompt of an earlier call gets a new reply.
+
+    Attributes:
+        timeout: seconds to wait for a reply.
+        retries: retries of a request that failed temporarily.
+        wait: seconds before the first retry; each further one waits twice as long.
+        concurrency: requests under way at a time.
 
     Raises:
         UserError: the key's variable is not set, or (when called) the server refuses.
         WorkError: when called: a request failed each time; replies so far are kept.
     """
 
-    def __init__(self, config: EndpointConfig, replies: ReplyCache, *, anew: bool = True) -> None:
-        self._config, self._replies = config, replies
+    timeout: float = 120.0
+    retries: int = 5
+    wait: float = 1.0
+    concurrency: int = 8
+
+    def __init__(
+        self, config: EndpointConfig, replies: ReplyCache, *, temperature: float = 0.7, anew: bool = True
+    ) -> None:
+        self._config, self._replies, self._temperature = config, replies, temperature
         self._headers = {}
         if config.key_variable is not None:
             key = os.environ.get(config.key_variable)
@@ -120,7 +126,7 @@ class Endpoint:
         self._earlier: Counter[str] = Counter()
         self._anew = anew
         self.usage = Usage()
-        self._rate = RateLimit(config.requests_per_minute, config.tokens_per_minute)
+        self._rate = RateLimit(config.requests_per_minute)
         # Replies of earlier processes count too: the budget is for the work, however often it is resumed.
         earlier = [value for value in replies.values() if value.get("request", {}).get("model") == config.model]
         self._budget = _Budget(config, sum(_cost(config, value["request"], value["response"]) for value in earlier))
@@ -138,7 +144,7 @@ class Endpoint:
             {
                 "model": config.model,
                 "messages": [{"role": turn["role"], "content": turn["content"]} for turn in prompt],
-                "temperature": config.temperature,
+                "temperature": self._temperature,
                 "max_tokens": config.max_tokens,
             }
             for prompt in prompts
@@ -151,10 +157,10 @@ class Endpoint:
         new = [at for at, name in enumerate(names) if self._replies.get(name) is None]
         self.usage.reused += len(names) - len(new)
         if new:
-            limits = httpx.Limits(max_connections=config.concurrency)
+            limits = httpx.Limits(max_connections=self.concurrency)
             with (
-                httpx.Client(timeout=config.timeout, headers=self._headers, limits=limits) as client,
-                ThreadPoolExecutor(config.concurrency) as pool,
+                httpx.Client(timeout=self.timeout, headers=self._headers, limits=limits) as client,
+                ThreadPoolExecutor(self.concurrency) as pool,
             ):
                 futures = [pool.submit(self._ask, client, names[at], bodies[at]) for at in new]
                 try:
@@ -182,20 +188,19 @@ class Endpoint:
         url = f"{self._config.base_url}/chat/completions"
         # Jitter by key: parallel requests do not retry at once, and a rerun waits the same.
         spread = random.Random(key)
-        for attempt in range(self._config.retries + 1):
+        for attempt in range(self.retries + 1):
             retry_after = 0.0
             # Retries too: the server counts each of them.
-            counted = self._rate.wait(_prompt_bytes(body) // _LETTERS_PER_TOKEN + self._config.max_tokens)
+            self._rate.wait()
             try:
                 answer = client.post(url, json=body)
             except httpx.TimeoutException:
-                problem = f"no reply within {self._config.timeout:g} s"
+                problem = f"no reply within {self.timeout:g} s"
             except httpx.HTTPError as error:
                 problem = f"{type(error).__name__}: {error}"
             else:
                 if answer.status_code == 200 and (response := _completion(answer)) is not None:
                     self._replies.put(key, {"request": body, "response": response})
-                    self._rate.correct(counted, sum(_tokens(body, response)))
                     return response
                 reply_text = " ".join(answer.text[:200].split())
                 if answer.status_code != 200 and answer.status_code not in _TRANSIENT:
@@ -208,12 +213,13 @@ class Endpoint:
                     else f"no chat completion: {reply_text}"
                 )
                 retry_after = _retry_after(answer.headers.get("retry-after"))
-            if attempt < self._config.retries:
+            if attempt < self.retries:
                 log.debug("%s: %s; trying again", url, problem)
-                wait = self._config.wait * 2**attempt * spread.uniform(0.5, 1.0)
+                wait = self.wait * 2**attempt * spread.uniform(0.5, 1.0)
                 time.sleep(min(_MAX_WAIT, max(wait, retry_after)))
-        tries = self._config.retries + 1
-        raise WorkError(f"{url}: failed {tries} times, the last time with: {problem}; the replies so far are kept")
+        raise WorkError(
+            f"{url}: failed {self.retries + 1} times, the last time with: {problem}; the replies so far are kept"
+        )
 
     def _count_all(self, futures: Sequence[Future[tuple[dict[str, Any], float]]], others: int) -> None:
         """Counts the replies; raises the first refusal if no prompt is answered, of this call's ``others`` neither."""
@@ -241,11 +247,10 @@ class Endpoint:
 
 
 class RateLimit:
-    """Delays requests so that no window of a minute holds more requests or tokens than allowed.
+    """Delays requests so that no window of a minute holds more of them than allowed.
 
     Args:
         requests: the most in a minute; None for any number.
-        tokens: the most in a minute; a single request of more goes alone.
         clock: seconds that only grow.
         sleep: waits so many seconds.
     """
@@ -253,44 +258,25 @@ class RateLimit:
     def __init__(
         self,
         requests: int | None,
-        tokens: int | None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._requests, self._tokens, self._clock, self._sleep = requests, tokens, clock, sleep
-        self._window: deque[list[float]] = deque()  # moment and tokens of each request
+        self._requests, self._clock, self._sleep = requests, clock, sleep
+        self._window: deque[float] = deque()  # moment of each request
         self._lock = threading.Lock()
 
-    def wait(self, tokens: int) -> list[float]:
-        """Waits until a request of about so many tokens may be sent; returns its entry for `correct`."""
-        while True:
+    def wait(self) -> None:
+        """Waits until a request may be sent."""
+        while self._requests is not None:
             with self._lock:
                 now = self._clock()
-                while self._window and self._window[0][0] <= now - _WINDOW:
+                while self._window and self._window[0] <= now - _WINDOW:
                     self._window.popleft()
-                if (pause := self._pause(now, tokens)) <= 0:
-                    entry = [now, float(tokens)]
-                    self._window.append(entry)
-                    return entry
+                if len(self._window) < self._requests:
+                    self._window.append(now)
+                    return
+                pause = self._window[0] + _WINDOW - now
             self._sleep(pause)
-
-    def correct(self, entry: list[float], tokens: int) -> None:
-        """Replaces the estimate of a request's tokens by what the server counted."""
-        entry[1] = float(tokens)
-
-    def _pause(self, now: float, tokens: int) -> float:
-        """Returns the seconds until enough requests have left the window; 0 where there is room."""
-        until = now
-        if self._requests is not None and len(self._window) >= self._requests:
-            until = self._window[len(self._window) - self._requests][0] + _WINDOW
-        if self._tokens is not None:
-            total = tokens + sum(count for _, count in self._window)
-            for moment, count in self._window:
-                if total <= self._tokens:
-                    break
-                total -= count
-                until = max(until, moment + _WINDOW)
-        return until - now
 
 
 class _Budget:

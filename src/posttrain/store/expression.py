@@ -1,81 +1,134 @@
 """Rules over named values, such as ``accuracy >= champion.accuracy * 1.02``: parsed, never run as Python.
 
-Grammar::
-
-    rule       = disjunction
-    disjunction = conjunction ("or" conjunction)*
-    conjunction = negation ("and" negation)*
-    negation   = "not" negation | comparison
-    comparison = sum (("<" | "<=" | ">" | ">=" | "==" | "!=") sum)?
-    sum        = product (("+" | "-") product)*
-    product    = factor (("*" | "/") factor)*
-    factor     = NUMBER ["%"] | NAME | "-" factor | "(" disjunction ")"
+A rule has numbers (also ``2%``), names with dots, ``+ - * /``, comparisons of two values, ``and``, ``or``, ``not`` and
+parentheses, which bind as in Python. `posttrain.tune.formula` adds texts and functions.
 
 A value that is not a number (a metric that could not be measured, a division by zero) makes what it touches
 unknown, as in Kleene's logic: a comparison with it, and ``not`` of that, are unknown; ``and`` and ``or`` are,
 unless their other side decides alone. A rule that is unknown does not hold.
-
-Rules are limited in length, in terms and in depth, since parsing and evaluation recurse. `ExpressionParser` is also the
-base of other grammars, such as the formulas of `posttrain.tune`.
 """
 
+import ast
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn
+from itertools import accumulate
+from typing import Any, NoReturn
 
 from posttrain.store.errors import UserError, shorten
 
-# Own grammar instead of `eval`: rules come from a config that may be shared, and must not run code.
-_TOKEN = re.compile(r"\s*(?:(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)(%?)|([A-Za-z_][\w.]*)|(<=|>=|==|!=|[<>+\-*/()]))")
 MAX_CHARACTERS = 2_000
 """Characters of the longest rule."""
 
-MAX_TERMS = 100
-"""Names and numbers in a rule, at most: a chain of so many operators is evaluated by as many nested calls."""
+MAX_PARTS = 250
+"""Names, numbers and signs in a rule, at most: evaluation recurses."""
 
-MAX_DEPTH = 20
-"""Parentheses, ``not`` and minus signs inside each other, at most; each costs up to nine nested calls."""
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?P<percent>%?)|(?P<name>[A-Za-z_][\w.]*)"""
+    r"""|(?P<sign><=|>=|==|!=|[<>+\-*/()])|(?P<comma>,)|(?P<text>'[^'\n]*'|"[^"\n]*"))"""
+)
 
-_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "==": operator.eq,
-    "!=": operator.ne,
-}
-_ARITHMETIC: dict[str, Callable[[Any, Any], float]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
+_NAME = re.compile(r"[A-Za-z_][\w.]*")
+
+_WORDS = ("and", "or", "not")
+
+_OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
     # A metric of 0 in a denominator makes the rule unknown; raising would end the round after its training.
-    "/": lambda a, b: a / b if b else math.nan,
+    ast.Div: lambda a, b: a / b if b else math.nan,
 }
 
 Values = Mapping[str, float]
-Node = Callable[[Mapping[str, Any]], Any]
-"""A parsed part of an expression, as a function of the values; rules have numbers alone."""
 
 
 @dataclass(frozen=True)
-class Rule:
-    """A parsed rule; ``names`` are the values it needs, in the order of their first mention."""
+class Grammar:
+    """What an expression may hold.
+
+    Attributes:
+        kind: noun for messages.
+        has_texts: whether texts in quotes are values.
+        functions: each with its least number of arguments and its greatest, by name.
+        constants: values by name.
+    """
+
+    kind: str = "rule"
+    has_texts: bool = False
+    functions: Mapping[str, tuple[Callable[..., Any], int, int | None]] | None = None
+    constants: Mapping[str, Any] | None = None
+
+
+RULES = Grammar()
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A parsed expression; ``names`` are the values it needs, in the order of their first mention."""
 
     text: str
     names: tuple[str, ...]
-    _evaluate: Node
+    grammar: Grammar
+    _tree: ast.expr
 
-    def holds(self, values: Values) -> bool:
-        """Returns True if the rule holds; a rule that is unknown, for a value that is not a number, does not.
+    def value(self, values: Mapping[str, Any]) -> Any:
+        """Returns the value; NaN where it is unknown.
 
         Raises:
-            KeyError: if ``values`` lacks one of ``names``.
+            KeyError: ``values`` lacks one of ``names``.
         """
-        return _true(self._evaluate(values))
+        return self._value(self._tree, values)
+
+    def holds(self, values: Mapping[str, Any]) -> bool:
+        """Returns whether the expression is true; one that is unknown is not.
+
+        Raises:
+            KeyError: ``values`` lacks one of ``names``.
+        """
+        return _is_true(self.value(values))
+
+    def _value(self, node: ast.expr, values: Mapping[str, Any]) -> Any:
+        match node:
+            case ast.Constant(value):
+                return value
+            case ast.Name(name):
+                constants = self.grammar.constants or {}
+                return constants[name] if name in constants else values[name]
+            case ast.BoolOp(op, parts):
+                # A surely false side decides `and` alone, a surely true one `or`.
+                decides = isinstance(op, ast.Or)
+                sides = [self._value(part, values) for part in parts]
+                if any(_is_true(side) if decides else not side for side in sides):
+                    return decides
+                return math.nan if any(map(is_unknown, sides)) else not decides
+            case ast.UnaryOp(op, operand):
+                value = self._value(operand, values)
+                if isinstance(op, ast.USub):
+                    return -value
+                return math.nan if is_unknown(value) else not value
+            case ast.Compare(left, [op], [right]) | ast.BinOp(left, op, right):
+                sides = [self._value(left, values), self._value(right, values)]
+                return math.nan if any(map(is_unknown, sides)) else _OPERATORS[type(op)](*sides)
+            case ast.Call(ast.Name(name), arguments):
+                inner = [self._value(argument, values) for argument in arguments]
+                assert self.grammar.functions is not None, "the parser has checked it"
+                return math.nan if any(map(is_unknown, inner)) else self.grammar.functions[name][0](*inner)
+        raise AssertionError(f"the parser has let {ast.dump(node)} through")
+
+
+@dataclass(frozen=True)
+class Rule(Expression):
+    """A rule of a gate or a trigger."""
 
     def format_values(self, values: Values) -> str:
         """Formats the values that decided, such as ``accuracy = 0.913, champion.accuracy = 0.872``."""
@@ -92,185 +145,119 @@ def parse(text: str, where: str) -> Rule:
     Raises:
         UserError: if it does not follow the grammar.
     """
-    parser = ExpressionParser(text, where)
-    node = parser.parse()
-    return Rule(text, tuple(dict.fromkeys(parser.names)), node)
+    tree, names = parse_tree(text, where, RULES)
+    return Rule(text, names, RULES, tree)
 
 
-class ExpressionParser:
-    """Recursive descent, a method for each rule of the grammar; each returns a function of the values.
+def parse_tree(text: str, where: str, grammar: Grammar) -> tuple[ast.expr, tuple[str, ...]]:
+    """Returns an expression's tree, of nothing but what the grammar knows, and the names of its values.
 
-    Attributes:
-        kind: noun for messages.
-        pattern: one token; its groups are number, percent sign, name and sign.
-        names: the names that were read, in order.
+    Raises:
+        UserError: the text does not follow the grammar.
     """
+    return _Parser(text, where, grammar).parse()
 
-    kind: ClassVar[str] = "rule"
-    pattern: ClassVar[re.Pattern[str]] = _TOKEN
 
-    def __init__(self, text: str, where: str) -> None:
-        self.text, self.where = text, where
-        self.names: list[str] = []
-        self.terms = self.depth = 0
-        if len(text) > MAX_CHARACTERS:
-            self.fail(f"has {len(text):,} characters, and a {self.kind} has at most {MAX_CHARACTERS:,}")
-        self.tokens: list[str | float] = []
+class _Parser:
+    """Checks every token, has Python's own parser build the tree, and checks that node by node."""
+
+    def __init__(self, text: str, where: str, grammar: Grammar) -> None:
+        self._text, self._where, self._grammar = text, where, grammar
+        self._functions, self._constants = grammar.functions or {}, grammar.constants or {}
+        self._tokens: list[str] = []
+        self._sources: list[str] = []  # the tokens as Python reads them
+
+    def parse(self) -> tuple[ast.expr, tuple[str, ...]]:
+        if len(self._text) > MAX_CHARACTERS:
+            what = f"has {len(self._text):,} characters, and a {self._grammar.kind} has at most {MAX_CHARACTERS:,}"
+            self._fail(what)
+        self._read_tokens()
+        try:
+            tree = ast.parse(" ".join(self._sources), mode="eval").body
+        except SyntaxError as error:
+            if "was never closed" in error.msg:
+                self._fail("a `)` is missing")
+            # Python's parser points to nothing at the end of a text.
+            end = len(" ".join(self._sources)) + 1
+            self._reject(max(error.offset - 1, (error.end_offset or 0) - 2) if error.offset else end)
+        self._check(tree)
+        known = {*_WORDS, *self._functions, *self._constants}
+        names = (token for token in self._tokens if _NAME.fullmatch(token) and token not in known)
+        return tree, tuple(dict.fromkeys(names))
+
+    def _read_tokens(self) -> None:
         position = 0
-        while text[position:].strip():
-            match = self.pattern.match(text, position)
-            if not match:
-                self.fail(f"`{text[position:].strip()[0]}` means nothing in a {self.kind}")
-            self.tokens.append(self.read_token(match))
+        while self._text[position:].strip():
+            match = _TOKEN.match(self._text, position)
+            allowed = match and not (
+                (match["comma"] and not self._functions) or (match["text"] and not self._grammar.has_texts)
+            )
+            if match is None or not allowed:
+                self._fail(f"`{self._text[position:].strip()[0]}` means nothing in a {self._grammar.kind}")
+            token = match[0].strip()
+            if match["number"]:
+                number = float(match["number"]) / (100 if match["percent"] else 1)
+                if not math.isfinite(number):
+                    self._fail(f"`{shorten(match['number'])}` is too large a number")
+                source = repr(number)
+            elif match["name"] and token not in _WORDS:
+                # Python reads no dots and digits as one name: it gets the token's number instead.
+                source = f"_{len(self._tokens)}"
+            else:
+                source = repr(token[1:-1]) if match["text"] else token
+            self._tokens.append(token)
+            self._sources.append(source)
             position = match.end()
-        self.position = 0
+        if len(self._tokens) > MAX_PARTS:
+            self._fail(f"has more than {MAX_PARTS} names, numbers and signs")
 
-    def parse(self) -> Node:
-        """Returns the whole expression."""
-        node = self.disjunction()
-        if self.peek() is not None:
-            self.fail(f"`{self.peek()}` does not belong here")
-        return node
+    def _check(self, node: ast.AST) -> None:
+        """Checks a node and those below it, and gives names their own spelling again."""
+        match node:
+            case ast.Constant():
+                return
+            case ast.Name(number):
+                node.id = name = self._tokens[int(number[1:])]
+                if name in self._functions:
+                    self._fail(f"`{name}` is a function: write {name}(...)")
+                return
+            case ast.Call(ast.Name(number) as function, arguments, []):
+                function.id = name = self._tokens[int(number[1:])]
+                if name not in self._functions:
+                    self._reject(function.end_col_offset or 0)
+                _, least, most = self._functions[name]
+                if len(arguments) < least or (most is not None and len(arguments) > most):
+                    self._fail(f"`{name}` takes {least} {'value' if least == 1 else 'values or more'}")
+                parts: Sequence[ast.AST] = arguments
+            case ast.Compare(left, [_], [right]) | ast.BinOp(left, _, right):
+                parts = [left, right]
+            case ast.Compare():
+                self._fail("compares more than two values; join comparisons by `and`")
+            case ast.BoolOp(_, parts):
+                pass
+            case ast.UnaryOp(ast.Not() | ast.USub(), operand):
+                parts = [operand]
+            case _:
+                self._reject(getattr(node, "col_offset", 0))
+        for part in parts:
+            self._check(part)
 
-    def read_token(self, match: re.Match[str]) -> str | float:
-        number, percent, name, sign = match.groups()[:4]
-        if number and not math.isfinite(float(number)):
-            self.fail(f"`{shorten(number)}` is too large a number")
-        return float(number) / (100 if percent else 1) if number else name or sign
+    def _reject(self, position: int) -> NoReturn:
+        """Raises the error about the token at a position of the joined tokens."""
+        starts = list(accumulate((len(source) + 1 for source in self._sources), initial=0))
+        at = bisect_right(starts, position) - 1
+        if at >= len(self._tokens):
+            self._fail("something is missing at its end")
+        self._fail(f"`{shorten(self._tokens[at])}` does not belong here")
 
-    def fail(self, what: str) -> NoReturn:
-        raise UserError(f"{self.kind} `{shorten(self.text)}`: {what}", where=self.where)
-
-    @contextmanager
-    def nested(self) -> Iterator[None]:
-        """Counts the depth around a part that may hold another like it."""
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            self.fail(f"is nested more than {MAX_DEPTH} deep")
-        yield
-        self.depth -= 1
-
-    def count_term(self) -> None:
-        self.terms += 1
-        if self.terms > MAX_TERMS:
-            self.fail(f"has more than {MAX_TERMS} names and numbers")
-
-    def peek(self) -> str | float | None:
-        return self.tokens[self.position] if self.position < len(self.tokens) else None
-
-    def take(self, *expected: str) -> str | None:
-        token = self.peek()
-        if isinstance(token, str) and token in expected:
-            self.position += 1
-            return token
-        return None
-
-    def disjunction(self) -> Node:
-        left = self.conjunction()
-        while self.take("or"):
-            left = _either(left, self.conjunction())
-        return left
-
-    def conjunction(self) -> Node:
-        left = self.negation()
-        while self.take("and"):
-            left = _both(left, self.negation())
-        return left
-
-    def negation(self) -> Node:
-        if self.take("not"):
-            with self.nested():
-                return _negated(self.negation())
-        left = self.sum()
-        if sign := self.take(*_COMPARISONS):
-            return _compared(sign, left, self.sum())
-        return left
-
-    def sum(self) -> Node:
-        left = self.product()
-        while sign := self.take("+", "-"):
-            left = _combine(sign, left, self.product())
-        return left
-
-    def product(self) -> Node:
-        left = self.factor()
-        while sign := self.take("*", "/"):
-            left = _combine(sign, left, self.factor())
-        return left
-
-    def factor(self) -> Node:
-        if self.take("-"):
-            with self.nested():
-                inner = self.factor()
-            return lambda values: -inner(values)
-        if self.take("("):
-            with self.nested():
-                inside = self.disjunction()
-            if not self.take(")"):
-                self.fail("a `)` is missing")
-            return inside
-        token = self.peek()
-        self.position += 1
-        self.count_term()
-        if isinstance(token, float):
-            return lambda values: token
-        if token is None:
-            self.fail("something is missing at its end")
-        if not isinstance(token, str) or not (token[0].isalpha() or token[0] == "_") or token in ("and", "or", "not"):
-            self.fail(f"a name or a number is expected where `{token}` stands")
-        name = str(token)
-        self.names.append(name)
-        return lambda values: values[name]
+    def _fail(self, what: str) -> NoReturn:
+        raise UserError(f"{self._grammar.kind} `{shorten(self._text)}`: {what}", where=self._where)
 
 
-def _combine(sign: str, left: Node, right: Node) -> Node:
-    apply = _ARITHMETIC[sign]
-    return lambda values: apply(left(values), right(values))
-
-
-def _true(value: Any) -> bool:
+def _is_true(value: Any) -> bool:
     return bool(value) and not is_unknown(value)
 
 
 def is_unknown(value: Any) -> bool:
     """Returns whether a value is the NaN that stands for a number that is not known."""
     return isinstance(value, float) and math.isnan(value)
-
-
-def _compared(sign: str, left: Node, right: Node) -> Node:
-    compare = _COMPARISONS[sign]
-
-    def node(values: Mapping[str, Any]) -> float:
-        a, b = left(values), right(values)
-        return math.nan if is_unknown(a) or is_unknown(b) else compare(a, b)
-
-    return node
-
-
-def _negated(inner: Node) -> Node:
-    def node(values: Mapping[str, Any]) -> float:
-        value = inner(values)
-        return math.nan if is_unknown(value) else not value
-
-    return node
-
-
-def _both(left: Node, right: Node) -> Node:
-    def node(values: Mapping[str, Any]) -> float:
-        a, b = left(values), right(values)
-        # NaN is truthy: a false side is surely false, and decides alone.
-        if not a or not b:
-            return False
-        return math.nan if is_unknown(a) or is_unknown(b) else True
-
-    return node
-
-
-def _either(left: Node, right: Node) -> Node:
-    def node(values: Mapping[str, Any]) -> float:
-        a, b = left(values), right(values)
-        if _true(a) or _true(b):
-            return True
-        return math.nan if is_unknown(a) or is_unknown(b) else False
-
-    return node

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from posttrain.label.queue_leases import LEASE_MINUTES
 from posttrain.store.section import MAX_INTEGER
 from posttrain.web.access import Principal, Site
 from posttrain.web.app_page import add_to_navigation, app_page, page_access
@@ -33,7 +34,7 @@ def label_pages(site: Site) -> APIRouter:
             principal,
             "label.html",
             batch=batch,
-            lease_seconds=60 * queue.config.lease_minutes,
+            lease_seconds=60 * LEASE_MINUTES,
             texts=_script_texts(request, "label."),
             **_newest_guideline(),
         )

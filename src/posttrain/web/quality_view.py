@@ -81,8 +81,7 @@ def _tiles(report: Json, translate: Translator) -> list[Tile]:
     tiles.append(
         (done[5:16].replace("T", " ") if done and outlook["wanted"] else "–", translate("quality.done_at"), remark)
     )
-    spent = translate("quality.left", left=_money(outlook["budget_left"])) if outlook["budget_left"] is not None else ""
-    tiles.append((_money(outlook["spent"]), translate("quality.spent"), spent))
+    tiles.append((_money(outlook["spent"]), translate("quality.spent"), ""))
     return tiles
 
 

@@ -15,7 +15,7 @@ from posttrain.data.records.record import RECORD, REJECTED
 from posttrain.data.steps.duplicates import Exact
 from posttrain.data.synthesis.config import SynthesisConfig
 from posttrain.data.synthesis.synthesize import SynthesisResult, synthesize
-from posttrain.models.endpoint import EndpointConfig
+from posttrain.models.endpoint import Endpoint, EndpointConfig
 from posttrain.models.language_model import load_language_model
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError, WorkError
@@ -106,10 +106,14 @@ def test_a_run_resumes_after_the_model_fails(tmp_path: Path, num_calls: int) -> 
 
 
 @pytest.mark.slow
-def test_over_http_with_faults_the_result_is_the_same(endpoint: Any, tmp_path: Path) -> None:
+def test_over_http_with_faults_the_result_is_the_same(
+    endpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Endpoint, "timeout", 0.4)
+    monkeypatch.setattr(Endpoint, "retries", 8)
     model = Model()
     endpoint.answer = lambda messages: model.reply(messages[-1]["content"]) or ""
-    server = EndpointConfig(base_url=endpoint.url, model="m", wait=0.01, timeout=0.4, retries=8)
+    server = EndpointConfig(base_url=endpoint.url, model="m")
     config = SynthesisConfig(records=8, endpoint=server)
     plain = synthesize(SEEDS, config, None, tmp_path / "plain")
     assert (plain.usage.requests, plain.usage.prompt_tokens) == (len(endpoint.requests), 7 * len(endpoint.requests))
@@ -237,8 +241,9 @@ def test_a_missing_model_raises(tmp_path: Path) -> None:
         run(tmp_path, None)
 
 
-def test_a_run_without_a_reply_leaves_no_files(tmp_path: Path) -> None:
-    dead = EndpointConfig(base_url="http://127.0.0.1:9/v1", model="m", retries=0, wait=0)
+def test_a_run_without_a_reply_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Endpoint, "retries", 0)
+    dead = EndpointConfig(base_url="http://127.0.0.1:9/v1", model="m")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     for name in ("new", "full"):

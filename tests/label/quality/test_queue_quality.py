@@ -10,7 +10,7 @@ import pytest
 from queues import LABELS, Clock, add_accounts
 from simulated_team import SimulatedAnnotator, SimulatedItem
 
-from posttrain.label.quality.config import Price, QualityConfig
+from posttrain.label.quality.config import CostConfig
 from posttrain.label.quality.queue_report import queue_values, report_on_queue
 from posttrain.label.queue import Queue
 from posttrain.label.queue_rows import NewItem, QueueConfig
@@ -45,7 +45,7 @@ def test_a_careless_annotator_of_a_queue_is_named_and_the_work_is_counted(
         answer, seconds = annotator.answer(shown, rng)
         clock.forward(seconds / 60)
         queue.answer(task.item, annotator.name, answer, seconds=seconds)
-    report = report_on_queue(queue, QualityConfig(price=Price(per_hour=30), draws=50))
+    report = report_on_queue(queue, CostConfig(per_hour=30))
     assert report["counts"]["answers"] == queue.answers().num_rows > 160
     assert {tuple(alarm["annotators"]) for alarm in report["alarms"]} == {("dan",)}
     assert any(alarm["kind"] == "one_answer" and "`loan`" in alarm["sentence"] for alarm in report["alarms"])
@@ -64,8 +64,8 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
 
 
 def alarm_kinds(queue: Queue) -> set[tuple[str, str]]:
-    report = report_on_queue(queue, QualityConfig(draws=0))
-    assert queue_values(queue, QualityConfig())["label.alarms"] == len(report["alarms"])
+    report = report_on_queue(queue)
+    assert queue_values(queue)["label.alarms"] == len(report["alarms"])
     return {(alarm["kind"], name) for alarm in report["alarms"] for name in alarm["annotators"]}
 
 

@@ -10,7 +10,7 @@ from vote_tables import START, answer_table
 
 from posttrain.label.answers import answers_of_agreement, encode_votes
 from posttrain.label.quality.agreement import krippendorff_alpha
-from posttrain.label.quality.config import VALUE_NAMES, Price, QualityConfig
+from posttrain.label.quality.config import VALUE_NAMES, CostConfig
 from posttrain.label.quality.report import QualityInputs, quality_report, quality_values
 
 TEAM = [SimulatedAnnotator(name, accuracy=share) for name, share in (("anna", 0.95), ("ben", 0.9), ("cleo", 0.85))]
@@ -19,9 +19,8 @@ TEAM = [SimulatedAnnotator(name, accuracy=share) for name, share in (("anna", 0.
 def test_the_report_is_json_and_its_rates_have_their_counts() -> None:
     truth = ["x", "y", "z", "y"] * 50
     table = simulate_answers(TEAM, truth, TeamSettings(overlap=2, gold_rate=0.2), seed=1)
-    config = QualityConfig(price=Price(per_hour=20), budget=100, draws=50)
     inputs = QualityInputs(wanted=30)
-    report = quality_report(table, config, inputs, now=START + timedelta(days=200))
+    report = quality_report(table, CostConfig(per_hour=20), inputs, now=START + timedelta(days=200), draws=50)
     assert json.loads(json.dumps(report, allow_nan=False)) == report
     agreement = report["agreement"]
     assert agreement["percent"]["value"] == pytest.approx(agreement["pairs_agreed"] / agreement["pairs"])
@@ -44,7 +43,7 @@ def test_the_answers_that_disagreements_ask_for_do_not_move_the_agreement() -> N
     team = [SimulatedAnnotator(name, accuracy=0.8) for name in ("anna", "ben", "cleo")]
     table = simulate_answers(team, [*"vwxyz"] * 400, TeamSettings(overlap=2, gold_rate=0, check_rate=0), seed=3)
     assert sum(table["deciding"].to_pylist()) > 500
-    agreement = quality_report(table, QualityConfig(draws=0))["agreement"]
+    agreement = quality_report(table, draws=0)["agreement"]
     # Two of them are right, or both make the same one of four mistakes; by chance one pair in five agrees.
     expected = 0.8**2 + 0.2**2 / 4
     assert agreement["percent"]["value"] == pytest.approx(expected, abs=0.03)
@@ -55,7 +54,7 @@ def test_the_answers_that_disagreements_ask_for_do_not_move_the_agreement() -> N
 def test_values_are_those_of_the_report_and_undefined_without_answers() -> None:
     table = simulate_answers(TEAM, ["x", "y"] * 40, TeamSettings(overlap=2, gold_rate=0.2), seed=2)
     values = quality_values(table)
-    assert values == pytest.approx(quality_report(table, QualityConfig(draws=0))["values"])
+    assert values == pytest.approx(quality_report(table, draws=0)["values"])
     assert tuple(values) == tuple(VALUE_NAMES)
     nothing = quality_values(answer_table([]))
     assert tuple(nothing) == tuple(VALUE_NAMES)

@@ -63,13 +63,14 @@ def synthesize(
         raise UserError("the file exists already", where=str(out), fix="remove it or name another")
     if out.suffix != ".jsonl" or not out.absolute().parent.is_dir():
         raise UserError("cannot hold the records", where=str(out), fix="name a new .jsonl file in an existing folder")
-    service = {"base_url": endpoint, "model": model, "key_variable": key_variable, "temperature": temperature}
+    service: dict[str, Any] = {"base_url": endpoint, "model": model, "key_variable": key_variable}
     if max_tokens is not None:
         service["max_tokens"] = max_tokens
     values: dict[str, Any] = {
         "method": method,
         "records": records,
         "seed": seed,
+        "temperature": temperature,
         "endpoint": service if endpoint else None,
     }
     config = SynthesisConfig.read(

@@ -58,8 +58,8 @@ class Paraphrase(AugmentMethod):
         Endpoint(self.endpoint, ReplyCache(self.replies))
 
     def key(self) -> dict[str, Any]:
-        # Only settings that a reply depends on: another timeout or key variable must not repeat finished shards.
-        endpoint = {name: getattr(self.endpoint, name) for name in ("base_url", "model", "temperature", "max_tokens")}
+        # Only settings that a reply depends on: another key variable must not repeat finished shards.
+        endpoint = {name: getattr(self.endpoint, name) for name in ("base_url", "model", "max_tokens")}
         return {"method": self.method, "copies": self.copies, "share": self.share, "endpoint": endpoint}
 
     def texts(self, texts: list[str], labels: list[str | None], rngs: Generators, copy: int) -> list[str | None]:

@@ -42,6 +42,7 @@ class SynthesisConfig(Section):
     )
     system: str | None = Field(None, description="The system turn before an instruction that is to be answered.")
     seed: int = Field(0, ge=0, description="Of the choice of examples.")
+    temperature: float = Field(0.7, ge=0, description="Sampling temperature of the server.")
     endpoint: EndpointConfig | None = Field(None, description="The server; null for a local model.")
 
     @model_validator(mode="after")

@@ -104,7 +104,7 @@ def synthesize(
             name = model or "local"
             generate_replies: Generate = CachedGenerate(generate, name, replies, settings)
         elif config.endpoint is not None:
-            endpoint = Endpoint(config.endpoint, replies)
+            endpoint = Endpoint(config.endpoint, replies, temperature=config.temperature)
             generate_replies, usage, name = endpoint, endpoint.usage, config.endpoint.model
         else:
             raise UserError("no model is named", where="endpoint", fix="set endpoint.base_url and endpoint.model")

@@ -221,7 +221,7 @@ def _decide(queue: Queue, batch: Batch, row: RowMapping, given: Sequence[GivenAn
     values: dict[str, Any] = {"answered": sum(answer.status == "answered" for answer in given)}
     if row["expected"] is None and row["status"] in ("open", "review"):
         base = batch.settings["overlap"] + row["checked"]
-        outcome = settle(given, KINDS[batch.kind], base=base, skips=batch.settings["skips"])
+        outcome = settle(given, KINDS[batch.kind], base=base)
         values |= {"status": outcome.status, "wanted": outcome.wanted, "resolution": outcome.resolution}
     queue.metadata.update_rows(label_items, label_items.c.id == row["id"], values)
 
@@ -250,7 +250,7 @@ def _item_row(batch: Batch, item: PortableItem, number: int) -> dict[str, Any]:
     if "status" in details:
         return row | {name: details.get(name) for name in ("status", "wanted", "resolution")}
     given = [_given_answer(0, _answer_row(0, answer)) for answer in item.answers]
-    outcome = settle(given, KINDS[batch.kind], base=settings["overlap"] + checked, skips=settings["skips"])
+    outcome = settle(given, KINDS[batch.kind], base=settings["overlap"] + checked)
     return row | {"wanted": outcome.wanted, "status": outcome.status, "resolution": outcome.resolution}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from posttrain.label.answers import Integers, Votes
-from posttrain.label.quality.config import QualityConfig
+from posttrain.label.quality.config import CostConfig
 from posttrain.label.quality.findings import Rate, wilson
 
 IDLE_SECONDS = 600.0
@@ -112,13 +112,13 @@ class Work:
     cost: float
 
 
-def measure_work(answers: pa.Table, kinds: Mapping[str, str], config: QualityConfig) -> list[Work]:
+def measure_work(answers: pa.Table, kinds: Mapping[str, str], price: CostConfig) -> list[Work]:
     """Returns time and cost by annotator and kind.
 
     Args:
         answers: Table of the schema `posttrain.label.answers.ANSWERS`.
         kinds: Kind of answer of each batch; a batch without one has the kind ``label``.
-        config: The prices.
+        price: The prices.
     """
     groups: dict[tuple[str, str], list[float | None]] = defaultdict(list)
     columns = (answers[name].to_pylist() for name in ("annotator", "batch", "seconds"))
@@ -127,7 +127,6 @@ def measure_work(answers: pa.Table, kinds: Mapping[str, str], config: QualityCon
     result = []
     for (annotator, kind), times in sorted(groups.items()):
         known = np.minimum([time for time in times if time is not None], IDLE_SECONDS)
-        price = config.price_of(annotator)
         mean = float(known.mean()) if len(known) else 0.0
         cost = len(times) * (price.per_label + price.per_hour * mean / 3600)
         median = float(np.median(known)) if len(known) else np.nan
@@ -145,8 +144,6 @@ class Forecast:
         wanted: Answers still wanted.
         done_at: When they will be there; None at no pace.
         spent: Cost of all answers until now.
-        budget_left: Budget minus ``spent``; None without a budget.
-        affordable: Answers that the rest pays at the present price of one; None without budget or price.
     """
 
     per_day: float
@@ -154,27 +151,19 @@ class Forecast:
     wanted: int
     done_at: datetime | None
     spent: float
-    budget_left: float | None
-    affordable: int | None
 
 
-def forecast(answers: pa.Table, work: list[Work], wanted: int, now: datetime, budget: float | None) -> Forecast:
+def forecast(answers: pa.Table, work: list[Work], wanted: int, now: datetime) -> Forecast:
     """Estimates when the batch will be done and what it will have cost, from the pace of the last seven days."""
     times = [time for time in answers["created_at"].to_pylist() if now - timedelta(days=7) <= time <= now]
     # At least an hour, so that the first answers of a batch do not make an absurd pace.
     days = max((now - min(times)).total_seconds(), 3600.0) / 86400 if times else np.nan
     per_day = len(times) / days if times else 0.0
     timed, seconds = sum(part.timed for part in work), sum(part.seconds for part in work)
-    spent, labels = sum(part.cost for part in work), sum(part.labels for part in work)
-    left = None if budget is None else budget - spent
-    price = spent / labels if labels else 0.0
     return Forecast(
         per_day=per_day,
         per_hour=3600 * timed / seconds if seconds else np.nan,
         wanted=wanted,
         done_at=now + timedelta(days=wanted / per_day) if per_day and wanted / per_day < 36500 else None,
-        spent=spent,
-        budget_left=left,
-        # Rounded first: 5.2 / 0.1 is 51.999… in floats.
-        affordable=max(0, int(round(left / price, 9))) if left is not None and price else None,
+        spent=sum(part.cost for part in work),
     )

@@ -14,7 +14,7 @@ from sqlalchemy import select
 
 from posttrain.label.answers import answers_of_people
 from posttrain.label.quality.annotators import known_outcomes
-from posttrain.label.quality.config import QualityConfig
+from posttrain.label.quality.config import CostConfig
 from posttrain.label.quality.findings import wilson
 from posttrain.label.quality.report import QualityInputs, alarms, quality_report, quality_values
 from posttrain.label.queue import Queue
@@ -26,7 +26,7 @@ _KEPT_SECONDS = 10.0
 
 # Answers times bootstrap samples: intervals of many answers are narrow, whatever their own error.
 _DRAWN_ANSWERS = 20_000_000
-_LEAST_DRAWS = 100
+_LEAST_DRAWS, _DRAWS = 100, 1000
 _IDEOGRAPH = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 _WINDOW = 30  # known items that a point of the chart of errors is about
 
@@ -45,11 +45,11 @@ class QueueReports:
 
     Args:
         queue: The queue.
-        config: Prices, budget and rates of false alarms.
+        price: Prices of the work.
     """
 
-    def __init__(self, queue: Queue, config: QualityConfig | None = None) -> None:
-        self.queue, self.config = queue, config or QualityConfig()
+    def __init__(self, queue: Queue, price: CostConfig | None = None) -> None:
+        self.queue, self.price = queue, price
         self._lock, self._one = Lock(), Lock()
         self._kept: dict[str | None, _Kept] = {}
         self._running: dict[str | None, Future[dict[str, Any]]] = {}
@@ -86,7 +86,7 @@ class QueueReports:
         begun = time.monotonic()
         try:
             with self._one:
-                report = report_on_queue(self.queue, self.config, batch)
+                report = report_on_queue(self.queue, self.price, batch)
         except BaseException as error:  # noqa: BLE001 - raised by all who wait for it
             with self._lock:
                 del self._running[batch]
@@ -98,23 +98,23 @@ class QueueReports:
         future.set_result(report)
 
 
-def report_on_queue(queue: Queue, config: QualityConfig, batch: str | None = None) -> dict[str, Any]:
+def report_on_queue(queue: Queue, price: CostConfig | None = None, batch: str | None = None) -> dict[str, Any]:
     """Computes `quality_report` on a batch of the queue, or on all, with ``behaviour`` of `measure_behaviour`."""
     inputs, answers = _inputs(queue, batch), queue.answers(batch)
-    draws = min(config.draws, max(_LEAST_DRAWS, _DRAWN_ANSWERS // max(answers.num_rows, 1)))
-    report = quality_report(answers, config.model_copy(update={"draws": draws}), inputs)
+    draws = min(_DRAWS, max(_LEAST_DRAWS, _DRAWN_ANSWERS // max(answers.num_rows, 1)))
+    report = quality_report(answers, price, inputs, draws=draws)
     return {**report, "behaviour": measure_behaviour(answers)}
 
 
-def queue_alarms(queue: Queue, config: QualityConfig) -> list[dict[str, Any]]:
+def queue_alarms(queue: Queue) -> list[dict[str, Any]]:
     """Returns the alarms about the answers of all batches, as the report on them has them."""
     answers = queue.answers()
-    return [finding.as_dict() for finding in alarms(answers, config, _inputs(queue))] if answers.num_rows else []
+    return [finding.as_dict() for finding in alarms(answers, _inputs(queue))] if answers.num_rows else []
 
 
-def queue_values(queue: Queue, config: QualityConfig) -> dict[str, float]:
+def queue_values(queue: Queue) -> dict[str, float]:
     """Returns the values that rules use, of the answers of all batches; the same as in the report on them."""
-    return quality_values(queue.answers(), config, _inputs(queue))
+    return quality_values(queue.answers(), _inputs(queue))
 
 
 def _inputs(queue: Queue, batch: str | None = None) -> QualityInputs:

@@ -26,9 +26,12 @@ from posttrain.label.quality.behaviour import (
     random_answers,
     suggestion_bias,
 )
-from posttrain.label.quality.config import VALUE_NAMES, QualityConfig
+from posttrain.label.quality.config import VALUE_NAMES, CostConfig
 from posttrain.label.quality.consensus import dawid_skene, gold_labels, majority, reference_labels
 from posttrain.label.quality.findings import Finding
+
+FALSE_ALARMS = 0.05
+"""Chance that a report on honest annotators has any alarm."""
 
 FAMILIES = 6
 """Families of tests in `alarms`, which share the rate of false alarms."""
@@ -51,19 +54,16 @@ class QualityInputs:
     wanted: int = 0
 
 
-def alarms(
-    answers: pa.Table, config: QualityConfig | None = None, inputs: QualityInputs | None = None
-) -> list[Finding]:
+def alarms(answers: pa.Table, inputs: QualityInputs | None = None) -> list[Finding]:
     """Finds faults of annotators, the surest first.
 
-    On honest annotators the chance of any alarm is at most ``config.false_alarms``.
+    On honest annotators the chance of any alarm is at most `FALSE_ALARMS`.
 
     Args:
         answers: Table of the schema `posttrain.label.answers.ANSWERS`; those of models are left out.
-        config: Rates of false alarms.
         inputs: Further facts.
     """
-    config, inputs = config or QualityConfig(), inputs or QualityInputs()
+    inputs = inputs or QualityInputs()
     people = answers_of_people(answers)
     if not people.num_rows:
         return []
@@ -73,7 +73,7 @@ def alarms(
     # Planted suggestions mislead even careful annotators; what they answered there says nothing of other faults.
     planted = people["planted"].to_numpy(zero_copy_only=False)[votes.rows]
     reference = np.where(planted, -1, reference_labels(votes, expected))
-    rate = config.false_alarms / FAMILIES
+    rate = FALSE_ALARMS / FAMILIES
     findings = [
         *suggestion_bias(people, outcomes, rate),
         *position_bias(people, rate, inputs.random_order),
@@ -87,19 +87,21 @@ def alarms(
 
 def quality_report(
     answers: pa.Table,
-    config: QualityConfig | None = None,
+    price: CostConfig | None = None,
     inputs: QualityInputs | None = None,
     *,
     now: datetime | None = None,
+    draws: int = 1000,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Reports on everything that is measured, as JSON: rates with their counts, None where something is undefined.
 
     Args:
         answers: Table of the schema `posttrain.label.answers.ANSWERS`.
-        config: Prices, budget, rates of false alarms.
+        price: Prices of the work.
         inputs: Further facts.
         now: Time of the report; the present by default.
+        draws: Bootstrap samples of the intervals of agreement; 0: no intervals.
         seed: Seed of the bootstrap.
 
     Returns:
@@ -108,16 +110,16 @@ def quality_report(
         accuracy by Dawid and Skene; ``annotators`` with their confusions; ``work``; ``outlook``; ``alarms``; ``values``
         of `VALUE_NAMES`.
     """
-    config, inputs = config or QualityConfig(), inputs or QualityInputs()
+    inputs = inputs or QualityInputs()
     people = answers_of_people(answers)
     votes = encode_votes(people)
     outcomes = known_outcomes(people)
     expected = gold_labels(votes, people["expected"].to_pylist())
     compared = encode_votes(answers_of_agreement(people))
-    agreement = asdict(measure_agreement(compared, draws=config.draws, seed=seed))
+    agreement = asdict(measure_agreement(compared, draws=draws, seed=seed))
     gold, by_annotator, by_class = gold_accuracy(people, outcomes)
-    findings = alarms(answers, config, inputs)
-    work = measure_work(answers, inputs.kinds or {}, config)
+    findings = alarms(answers, inputs)
+    work = measure_work(answers, inputs.kinds or {}, price or CostConfig())
     now = now or datetime.now(UTC)
     report = {
         "counts": {
@@ -136,7 +138,7 @@ def quality_report(
         "consensus": _consensus(votes, expected),
         "annotators": confusions(votes, reference_labels(votes, expected)),
         "work": [asdict(part) for part in work],
-        "outlook": asdict(forecast(people, work, inputs.wanted, now, config.budget)),
+        "outlook": asdict(forecast(people, work, inputs.wanted, now)),
         "alarms": [finding.as_dict() for finding in findings],
         "values": _values(
             people.num_rows, agreement["percent"]["value"], krippendorff_alpha(compared), gold.value, len(findings)
@@ -145,16 +147,14 @@ def quality_report(
     return dict(_json_safe(report))
 
 
-def quality_values(
-    answers: pa.Table, config: QualityConfig | None = None, inputs: QualityInputs | None = None
-) -> dict[str, float]:
+def quality_values(answers: pa.Table, inputs: QualityInputs | None = None) -> dict[str, float]:
     """Returns the values of `VALUE_NAMES`, as `quality_report` has them; NaN where there is nothing to measure."""
     people = answers_of_people(answers)
     if not people.num_rows:
         return dict.fromkeys(VALUE_NAMES, math.nan)
     agreement = measure_agreement(encode_votes(answers_of_agreement(people)), draws=0)
     gold = gold_accuracy(people, known_outcomes(people))[0]
-    count = len(alarms(answers, config, inputs))
+    count = len(alarms(answers, inputs))
     return _values(people.num_rows, agreement.percent.value, agreement.alpha.value, gold.value, count)
 
 

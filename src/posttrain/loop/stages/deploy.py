@@ -50,7 +50,7 @@ class Deploy(RoundStep):
                 registry.rollback(reason=reason, round=context.number, to=target)
         log.info("  %s: %s", action, reason)
         decision = {**state.decision, "action": action}
-        discards_labels = action != "deploy" and _discards_labels(context, decision)
+        discards_labels = action != "deploy" and _discards_labels(decision)
         # Only after the decision: the next round builds on these labels, unless they made the model surely worse.
         next_parent = parent_dataset(context.workspace) if discards_labels else state.dataset
         return context.update(decision=decision, discards_labels=discards_labels, next_parent=next_parent)
@@ -86,9 +86,7 @@ def _own_metrics(context: RoundContext, model: str) -> Mapping[str, float]:
     return (states[-1].metrics or {}) if states else {}
 
 
-def _discards_labels(context: RoundContext, decision: Mapping[str, Any]) -> bool:
+def _discards_labels(decision: Mapping[str, Any]) -> bool:
     """Returns True if a refused round's labels stay out of later training sets: its model is surely worse."""
-    policy = context.config.label.when_refused
     # Worse beyond chance: a batch that brought nothing is kept, as its labels are most likely right.
-    worse = any(interval["high"] < 0 for interval in decision["intervals"].values())
-    return policy == "set_aside" or (policy == "auto" and worse)
+    return any(interval["high"] < 0 for interval in decision["intervals"].values())

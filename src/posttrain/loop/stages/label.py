@@ -41,8 +41,7 @@ def check_answers(config: Config, root: Path) -> None:
         UserError: if not, with file and line.
     """
     if config.label.annotator == "oracle":
-        columns = config.label.columns if config.label.columns is not None else _columns(config)
-        _check_file(config, _answers(config, root), str(config.label.file), columns)
+        _check_file(config, _answers(config, root), str(config.label.file), _columns(config))
     elif (gold := config.label.queue.gold_file) is not None:
         where = "label.queue.gold_file"
         path = locate_path(root, gold)
@@ -113,7 +112,7 @@ class Label(Stage):
             "annotator": config.annotator,
             "error_rate": config.error_rate.get(context.number, 0.0),
             "labels": context.config.task.label_set,
-            "columns": config.columns if config.columns is not None else _columns(context.config),
+            "columns": _columns(context.config),
         }
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:

@@ -3,13 +3,11 @@
 Each round makes them afresh from labels of people; the next round builds on the training set without them.
 
 Sources: D.-H. Lee, Pseudo-Label, ICML 2013 workshop; Q. Xie et al., Self-training with Noisy Student, CVPR 2020
-(arXiv:1911.04252), section 2 for confident and soft labels.
+(arXiv:1911.04252), section 2 for confident labels.
 """
 
 import json
 import logging
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +19,7 @@ from posttrain.data.records.provenance import PSEUDO
 from posttrain.data.records.record import assign_ids, concat
 from posttrain.data.sets.training_set import next_training_set
 from posttrain.data.versions.version import write_dataset
-from posttrain.label.acceptance import choose_threshold
-from posttrain.label.model_annotators import Predictions, PseudoConfig, Teacher
+from posttrain.label.model_annotators import PSEUDO_PER_LABEL, Predictions, PseudoConfig, Teacher
 from posttrain.loop.context import RoundContext
 from posttrain.loop.linear_head import people_labels
 from posttrain.loop.stage import Stage
@@ -36,8 +33,6 @@ from posttrain.select.pool_sample import sample_pool
 log = logging.getLogger("posttrain")
 
 _CANDIDATES = 2  # pool records that a teacher without a price per answer predicts, for each pseudo-label wanted
-
-_SOFT_LABELS, _MIN_SOFT = 3, 0.05  # labels of a soft target, and the probability that one needs
 
 
 @dataclass(frozen=True)
@@ -68,7 +63,7 @@ class PseudoLabel(Stage):
         teacher = build_teacher(context, config.teacher, state.dataset)
         artifact = context.run(cls(state.dataset, state.id("pool"), state.id("test"), teacher))
         counts = artifact.meta[PSEUDO]
-        log.info("  %d pseudo-labels by %s join training%s", counts["records"], counts["teacher"], _why(counts))
+        log.info("  %d pseudo-labels by %s join training", counts["records"], counts["teacher"])
         return state.with_output(cls.name, artifact.id)
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
@@ -88,7 +83,7 @@ class PseudoLabel(Stage):
         parent = context.dataset(self.dataset)
         labels = context.config.task.label_set
         labelled = people_labels(parent.records, labels)
-        wanted = math.ceil(config.per_label * labelled.num_rows)
+        wanted = PSEUDO_PER_LABEL * labelled.num_rows
         # Each answer of an endpoint has a price; the others are nearly free.
         factor = 1 if "endpoint" in context.config.label.teachers else _CANDIDATES
         free = free_records(context, context.dataset(self.pool).records, parent.records)
@@ -96,12 +91,7 @@ class PseudoLabel(Stage):
         predictions = self.teacher.predict(candidates)
         confidence = calibrated(self.teacher, predictions, labelled)
         kept = predictions.answered & (np.nan_to_num(confidence, nan=-1.0) >= config.confidence)
-        why = ""
-        if config.accept_error is not None:
-            acceptance = self._acceptance(labelled, config.accept_error)
-            kept &= acceptance.accepts(predictions.confidence)
-            why = acceptance.why
-        pseudo = _pseudo_records(candidates, predictions, confidence, kept, self.teacher.name, config, labels)
+        pseudo = _pseudo_records(candidates, predictions, confidence, kept, self.teacher.name, config.weight)
         pseudo = sample_pool(pseudo, wanted, seed)
         measured = measured_on(context.config, context.dataset(self.test).records, root)
         version = next_training_set(
@@ -113,15 +103,9 @@ class PseudoLabel(Stage):
             evaluation=concat(list(measured.values())),
         )
         joined = sum(is_pseudo(meta) for meta in version.records["meta"].to_pylist())
-        counts = {"teacher": self.teacher.name, "records": joined, "candidates": candidates.num_rows, "why": why}
+        counts = {"teacher": self.teacher.name, "records": joined, "candidates": candidates.num_rows}
         meta = {**version.meta, "name": PSEUDO, PSEUDO: {**counts, "weight": config.weight}}
         return write_dataset(out, version.records, version.rejected, meta)
-
-    def _acceptance(self, labelled: pa.Table, bound: float) -> Any:
-        held_out = self.teacher.held_out(labelled)
-        answered = held_out.answered
-        right = held_out.agrees_with(labelled["completion"].to_pylist())
-        return choose_threshold(held_out.confidence[answered], right[answered], bound)
 
 
 def _config(context: RoundContext) -> PseudoConfig:
@@ -130,18 +114,13 @@ def _config(context: RoundContext) -> PseudoConfig:
     return config
 
 
-def _why(counts: Mapping[str, Any]) -> str:
-    return f"; {counts['why']}" if counts["why"] else ""
-
-
 def _pseudo_records(
     records: pa.Table,
     predictions: Predictions,
     confidence: np.ndarray,
     kept: np.ndarray,
     teacher: str,
-    config: PseudoConfig,
-    labels: list[str],
+    weight: float,
 ) -> pa.Table:
     """Returns the kept records with their answers, marked in ``meta``."""
     rows = np.flatnonzero(kept)
@@ -149,9 +128,7 @@ def _pseudo_records(
     metas = []
     for row, before in zip(rows.tolist(), chosen["meta"].to_pylist(), strict=True):
         mark: dict[str, Any] = {"teacher": teacher, "confidence": round(float(confidence[row]), 6)}
-        mark["weight"] = config.weight
-        if config.soft and predictions.probabilities is not None:
-            mark["targets"] = _soft_targets(predictions.probabilities[row], labels)
+        mark["weight"] = weight
         metas.append(json.dumps({**json.loads(before or "{}"), PSEUDO: mark}, ensure_ascii=False, sort_keys=True))
     answers = [predictions.answers[row] for row in rows.tolist()]
     for name, values in (("completion", answers), ("meta", metas)):
@@ -159,46 +136,17 @@ def _pseudo_records(
     return assign_ids(chosen)
 
 
-def _soft_targets(probabilities: np.ndarray, labels: list[str]) -> dict[str, float]:
-    """Returns the most likely labels with their probabilities, which add up to 1."""
-    ranked = np.argsort(-probabilities, kind="stable")[:_SOFT_LABELS].tolist()
-    order = [index for index in ranked if index == ranked[0] or probabilities[index] >= _MIN_SOFT]
-    total = float(probabilities[order].sum())
-    return {labels[index]: round(float(probabilities[index]) / total, 6) for index in order}
-
-
 def is_pseudo(meta: str | None) -> bool:
     """Returns whether a record's ``meta`` marks it as a pseudo-label."""
     return PSEUDO in json.loads(meta or "{}")
 
 
-def weighted_rows(records: pa.Table) -> tuple[pa.Table, np.ndarray | None]:
-    """Returns the rows to train on, and their weights in the loss; None where there are no pseudo-labels.
-
-    A soft pseudo-label becomes a row for each of its labels, weighted by its probability: the sum of their losses is
-    the cross-entropy with the teacher's probabilities.
+def pseudo_weights(records: pa.Table) -> np.ndarray | None:
+    """Returns the weight of each record in the loss; None where there are no pseudo-labels.
 
     Args:
         records: RECORD table of a training set.
     """
-    rows: list[int] = []
-    weights: list[float] = []
-    answers: list[str | None] = []
-    softened = []
-    completions = records["completion"].to_pylist()
-    for row, text in enumerate(records["meta"].to_pylist()):
-        mark = json.loads(text or "{}").get(PSEUDO)
-        weight = float(mark["weight"]) if mark else 1.0
-        targets = (mark or {}).get("targets") or {completions[row]: 1.0}
-        for answer, share in targets.items():
-            rows.append(row)
-            answers.append(answer)
-            weights.append(weight * share)
-            softened.append(answer != completions[row])
-    if all(weight == 1.0 for weight in weights) and len(rows) == records.num_rows:
-        return records, None
-    table = records.take(pa.array(rows, pa.int64()))
-    if any(softened):
-        column = table.schema.get_field_index("completion")
-        table = assign_ids(table.set_column(column, "completion", pa.array(answers, pa.string())))
-    return table, np.array(weights)
+    marks = [json.loads(text or "{}").get(PSEUDO) for text in records["meta"].to_pylist()]
+    weights = [float(mark["weight"]) if mark else 1.0 for mark in marks]
+    return np.array(weights) if any(weight != 1.0 for weight in weights) else None

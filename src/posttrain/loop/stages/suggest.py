@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from posttrain.label.acceptance import Acceptance, choose_threshold, draw_checks
+from posttrain.label.acceptance import CHECKED_SHARE, Acceptance, choose_threshold, draw_checks
 from posttrain.label.annotator import AnnotationRequest, labelled_by_model
 from posttrain.label.model_annotators import TEACHERS, Teacher
 from posttrain.loop.context import RoundContext
@@ -83,7 +83,6 @@ class Suggest(Stage):
             "options": dict(self.teacher.settings()),
             "answers_count": config.label.annotator in TEACHERS,
             "accept_error": config.label.accept_error,
-            "accept_check": config.label.accept_check,
             "task": config.task.model_dump(mode="json", exclude={"kind"}),
         }
 
@@ -101,7 +100,7 @@ class Suggest(Stage):
             # What was drawn at random stays with people: it says how often the champion is right on the whole pool.
             drawn = parquet.read_table(context.path(self.selection) / BATCH)["inclusion"].is_valid().to_numpy()
             accepted = answered & acceptance.accepts(predictions.confidence) & ~drawn
-            checked = draw_checks(accepted, config.accept_check, context.seed("suggest"))
+            checked = draw_checks(accepted, CHECKED_SHARE, context.seed("suggest"))
         elif config.annotator in TEACHERS:
             accepted = answered
         table = pa.table(

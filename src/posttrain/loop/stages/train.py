@@ -18,7 +18,7 @@ from posttrain.loop.stage import Stage
 from posttrain.loop.stages.evaluate import Evaluate
 from posttrain.loop.stages.fetch import fetch_teacher
 from posttrain.loop.stages.negatives import HardNegativePairs
-from posttrain.loop.stages.pseudo import PseudoLabel, weighted_rows
+from posttrain.loop.stages.pseudo import PseudoLabel, pseudo_weights
 from posttrain.loop.state import RoundState
 from posttrain.loop.suites import measured_on
 from posttrain.store.artifacts import Artifact
@@ -78,7 +78,8 @@ class Train(Stage):
         source = context.state.id("base") if context.config.train.start == "base" else champion
         dataset, test = training_dataset(context), context.state.id("test")
         teacher = fetch_teacher(context)
-        records, weights = weighted_rows(context.dataset(dataset).records)
+        records = context.dataset(dataset).records
+        weights = pseudo_weights(records)
         # Not in `run`, which a finished training skips: the suites may have changed since then.
         measured = measured_on(context.config, context.dataset(test).records, context.workspace.root)
         name = f"the training set of round {context.number}"
