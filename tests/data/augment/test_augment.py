@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from PIL import Image
 
-from posttrain.data.augment.images import Images
 from posttrain.data.augment.noise import Noise, count_words, write_counts
 from posttrain.data.augment.rewording import Templates
 from posttrain.data.augment.word_edits import Synonyms, Typos
@@ -239,66 +237,3 @@ class TestNoise(AddsRows):
     def test_kinds_that_need_counts_require_them(self) -> None:
         with pytest.raises(UserError, match="need `counts`"):
             Augment.read({"methods": [{"method": "noise", "kind": "unigram"}]}, "config")
-
-
-class TestImages(AddsRows):
-    @pytest.fixture
-    def step(self, tmp_path: Path) -> DataStep:
-        return Augment(methods=(Images(folder=Path("new"), copies=2),)).located(tmp_path)
-
-    @pytest.fixture
-    def table(self, tmp_path: Path) -> pa.Table:
-        pixels = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "photo.png")
-        Image.fromarray(pixels).convert("L").save(tmp_path / "grey.png")
-        source = str(tmp_path / "records.jsonl")
-        metas = [{"image": "photo.png", "by": "us"}, {}, {"image": "grey.png"}]
-        return table_of(
-            *(
-                {"prompt": f"what is this {number}", "completion": "x", "meta": json.dumps(meta), "source": source}
-                for number, meta in enumerate(metas)
-            )
-        )
-
-    def test_new_images_keep_the_size_and_are_named_by_content(
-        self, step: Augment, table: pa.Table, tmp_path: Path
-    ) -> None:
-        result = step.apply(table).kept
-        metas = [json.loads(meta) for meta in result["meta"].to_pylist()]
-        assert [bool(meta.get("augmented")) for meta in metas] == [False, True, True, False, False, True, True]
-        names = [meta["image"] for meta in metas if "augmented" in meta]
-        assert all(name.startswith("new/") for name in names)
-        paths = [tmp_path / name for name in names]
-        assert len(set(paths)) == 4
-        ids = result["id"].to_pylist()
-        assert len(set(ids)) == len(set(result["input_id"].to_pylist())) == 7
-        changes = [(row["id"], row["before"]) for row in step.apply(table).changed.to_pylist()]
-        assert changes == [(ids[1], ids[0]), (ids[2], ids[0]), (ids[5], ids[4]), (ids[6], ids[4])]
-        assert [mark and mark[1] for mark in marks(result)] == [None, ids[0], ids[0], None, None, ids[4], ids[4]]
-        assert metas[1]["by"] == "us"
-        for path in paths:
-            with Image.open(path) as image:
-                assert image.size == (32, 24)
-        modification_times = {path: path.stat().st_mtime_ns for path in paths}
-        step.apply(table)
-        assert {path: path.stat().st_mtime_ns for path in paths} == modification_times
-
-    def test_without_crop_and_jitter_an_image_is_at_most_flipped(self, table: pa.Table, tmp_path: Path) -> None:
-        step = Augment(methods=(Images(folder=tmp_path / "new", copies=8, least_area=1, jitter=0),))
-        result = step.apply(table.slice(0, 1)).kept
-        with Image.open(tmp_path / "photo.png") as image:
-            pixels = np.asarray(image)
-        flips = set()
-        for meta in result["meta"].to_pylist()[1:]:
-            with Image.open(tmp_path / json.loads(meta)["image"]) as image:
-                new = np.asarray(image)
-            flips.add(np.array_equal(new, pixels[:, ::-1]))
-            assert np.array_equal(new, pixels[:, ::-1]) or np.array_equal(new, pixels)
-        assert True in flips
-
-    @pytest.mark.parametrize(("name", "message"), [("none.png", "no such image"), ("bad.png", "cannot be read")])
-    def test_an_unreadable_image_raises(self, step: Augment, tmp_path: Path, name: str, message: str) -> None:
-        (tmp_path / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\n rest")
-        record = {"prompt": "x", "meta": json.dumps({"image": name}), "source": str(tmp_path / "r.jsonl")}
-        with pytest.raises(UserError, match=message):
-            step.apply(table_of(record))

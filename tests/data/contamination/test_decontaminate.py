@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from posttrain.data.contamination import word_index
 from posttrain.data.contamination.evaluation_index import contaminated_counts, index_evaluation
 from posttrain.data.records.record import fold_case, input_texts
 from posttrain.data.steps.apply import TableCorpus, apply_step
@@ -155,11 +156,10 @@ def test_a_script_without_spaces_is_split_into_words() -> None:
     assert reasons(outcome) == {1: "like a test input"}
 
 
-def test_least_words_sets_the_shortest_contained_input() -> None:
+def test_a_test_input_of_few_words_may_stand_in_a_longer_record() -> None:
     short = table_of("why was my card declined")
     row = table_of(f"{prose(11, 40)} Why was my card declined? {prose(12, 40)}")
     assert not apply_step(Decontaminate(), row, short).rejected.num_rows
-    assert reasons(apply_step(Decontaminate(least_words=5), row, short)) == {1: "like a test input"}
 
 
 def test_a_test_input_is_found_anywhere_in_a_very_long_record() -> None:
@@ -179,7 +179,6 @@ def test_ngrams_of_many_test_records_are_ignored() -> None:
     training = table_of(f"{wording} {prose(50, 20)}", f"{prose(51, 5)} {word_slice(rows[3], 14, 34)}")
     assert set(reasons(apply_step(Decontaminate(), training, table_of(*rows)))) == {2}
     assert set(reasons(apply_step(Decontaminate(), training, table_of(*rows[:10], *rows[:10])))) == {1, 2}
-    assert set(reasons(apply_step(Decontaminate(ignore_above=None), training, table_of(*rows)))) == {1, 2}
 
 
 def test_the_order_of_the_evaluation_records_changes_nothing() -> None:
@@ -280,7 +279,8 @@ def test_removed_rows_are_not_searched() -> None:
 
 
 @pytest.mark.parametrize("ngram", [1, 3, 13])
-def test_shared_ngrams_equal_an_exhaustive_search(ngram: int) -> None:
+def test_shared_ngrams_equal_an_exhaustive_search(ngram: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(word_index, "_IGNORE_ABOVE", 1000)
     rng = np.random.default_rng(2)
     texts = [prose(seed, int(rng.integers(1, 40))) for seed in range(40)]
     evaluation = table_of(*texts)
@@ -290,7 +290,7 @@ def test_shared_ngrams_equal_an_exhaustive_search(ngram: int) -> None:
         parts = text.split()
         return {tuple(parts[start : start + ngram]) for start in range(max(1, len(parts) - ngram + 1))}
 
-    index = index_evaluation(evaluation, ngram=ngram, threshold=None, ignore_above=None)
+    index = index_evaluation(evaluation, ngram=ngram, threshold=None)
     evaluation_runs = [runs(text) for text in texts]
     result = index.find(training)
     for row, text in enumerate(training["text"].to_pylist()):

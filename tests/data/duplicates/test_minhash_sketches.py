@@ -75,5 +75,4 @@ def test_a_sketch_depends_only_on_its_text() -> None:
     assert rows[0] == rows[2]
     assert len(set(rows)) == 3
     assert rows == [tuple(minhash_sketch([text]).to_pylist()[0].values()) for text in texts]
-    assert rows != [tuple(row.values()) for row in minhash_sketch(texts, seed=1).to_pylist()]
     assert minhash_sketch([]).schema == table.schema

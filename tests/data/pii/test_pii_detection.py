@@ -162,11 +162,6 @@ def test_lookalikes_are_not_detected(kind: Kind, value: str) -> None:
         assert detect(template.format(value), [kind]) == [], template
 
 
-@pytest.mark.parametrize("value", RESERVED_IP)
-def test_reserved_addresses_are_detected_on_demand(value: str) -> None:
-    assert [item.kind for item in detect(f"at {value} now", reserved=True)] == ["ip"]
-
-
 def test_a_word_before_a_number_allows_a_looser_grouping() -> None:
     assert detect("there were 98765 43210 of them") == []
     assert [item.kind for item in detect("Phone: 98765 43210")] == ["phone"]
@@ -220,7 +215,7 @@ def test_masking_is_complete_and_idempotent(text: str) -> None:
 @given(TEXTS)
 def test_the_hint_misses_nothing(text: str) -> None:
     hint = re.compile(HINT.replace(r"\x{a0}", "\xa0"))
-    for item in detect(text, reserved=True):
+    for item in detect(text):
         assert hint.search(text[item.start : item.end])
 
 
@@ -234,7 +229,7 @@ def test_distant_words_change_nothing(text: str) -> None:
 @pytest.mark.slow
 @given(TEXTS)
 def test_matches_do_not_overlap(text: str) -> None:
-    result = detect(text, reserved=True)
+    result = detect(text)
     assert all(item.end <= next_item.start for item, next_item in pairwise(result))
 
 

@@ -62,7 +62,3 @@ def test_a_share_on_the_bound_is_over_it() -> None:
     assert reasons(apply_step(Fineweb(), table_of("\n".join(numbered_lines(22, "x") + numbered_lines(3))))) == {
         1: "lines without punctuation"
     }
-    tenth = ["x" * 39 + "."] * 2 + numbered_lines(18)
-    assert reasons(apply_step(Fineweb(max_repeated_characters=0.05), table_of("\n".join(tenth)))) == {
-        1: "repeated lines"
-    }

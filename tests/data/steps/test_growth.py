@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from posttrain.data.contamination import word_index
 from posttrain.data.steps.apply import TableCorpus
 from posttrain.data.steps.decontaminate import Decontaminate
 from posttrain.data.steps.duplicates import Minhash
@@ -54,12 +55,18 @@ def decide(
     return step.decide(corpus)
 
 
+@pytest.fixture(autouse=True)
+def _wording_of_few_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of words become the wording of the task with few records already."""
+    monkeypatch.setattr(word_index, "_IGNORE_ABOVE", 3)
+
+
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     "step",
     [
         Decontaminate(),
-        Decontaminate(threshold=0.5, contained=0.6, ngram=4, ignore_above=3),
+        Decontaminate(threshold=0.5, contained=0.6, ngram=4),
         Decontaminate(ngram=None),
         Decontaminate(threshold=None, share=0.2),
         Decontaminate(contained=None, threshold=0.6),

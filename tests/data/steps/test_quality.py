@@ -15,7 +15,6 @@ from posttrain.testing.steps import StepContract, lines, reasons, table_of
 
 GOOD = [f"the {noun} was {word} and we thank you for it" for noun in ("meal", "room", "trip") for word in "abcdefgh"]
 BAD = [f"click {word} now!!! free {noun}" for noun in ("prize", "money", "pills") for word in "abcdefgh"]
-SMALL = {"bits": 12}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +39,7 @@ def table() -> pa.Table:
 class TestTrainedOnFiles(StepContract):
     @pytest.fixture
     def step(self, root: Path) -> DataStep:
-        return Quality(good="good.jsonl", bad="bad.jsonl", ngrams=SMALL, field="input").located(root)
+        return Quality(good="good.jsonl", bad="bad.jsonl", field="input").located(root)
 
     @pytest.fixture
     def table(self, table: pa.Table) -> pa.Table:
@@ -60,7 +59,7 @@ class TestTrainedOnFiles(StepContract):
     ) -> None:
         for name in ("good.jsonl", "bad.jsonl"):
             (tmp_path / name).write_bytes((root / name).read_bytes())
-        settings = {"good": "good.jsonl", "bad": "bad.jsonl", "ngrams": SMALL, "field": "input"}
+        settings = {"good": "good.jsonl", "bad": "bad.jsonl", "field": "input"}
         assert Quality(**settings).located(tmp_path).key() == step.key()
         (tmp_path / "bad.jsonl").write_text('{"text": "another"}\n')
         assert Quality(**settings).located(tmp_path).key() != step.key()
@@ -94,7 +93,7 @@ class TestSavedClassifier(StepContract):
 
 
 def test_a_classifier_is_trained_once_and_saved(root: Path, tmp_path: Path, table: pa.Table) -> None:
-    settings = {"good": str(root / "good.jsonl"), "bad": [str(root / "bad.jsonl")], "ngrams": SMALL}
+    settings = {"good": str(root / "good.jsonl"), "bad": [str(root / "bad.jsonl")]}
     step = Quality(**settings, model="kept").located(tmp_path)
     expected = apply_step(step, table).facts["quality"].to_pylist()
     modification_time = (tmp_path / "kept" / SETTINGS).stat().st_mtime_ns
@@ -106,7 +105,7 @@ def test_a_classifier_is_trained_once_and_saved(root: Path, tmp_path: Path, tabl
     assert step.key() == Quality(**settings).located(root).key()
     assert apply_step(Quality(**settings), table).facts["quality"].to_pylist() == expected
     with pytest.raises(UserError, match="other examples or settings"):
-        apply_step(step.model_copy(update={"strength": 2.0}), table)
+        apply_step(step.model_copy(update={"field": "answer"}), table)
 
 
 @pytest.mark.parametrize(

@@ -83,18 +83,5 @@ def test_mojibake_is_distinguished_from_the_original(word: str, encoding: str) -
     text = f"{word} " * 5
     assert reason_for(text) is None
     garbled = text.encode().decode(encoding, errors="ignore")
-    assert reason_for(garbled, max_control_characters=None) == ("mojibake" if word != "你好，世界。" else None)
-
-
-def test_every_rule_can_be_disabled() -> None:
-    no_rules = Schema(
-        max_control_characters=None,
-        max_replacement_share=None,
-        max_private_share=None,
-        max_mojibake=None,
-        max_characters=None,
-        max_turns=None,
-        empty_turns=True,
-    )
-    rows = ("\0\ufffd\ue000Ã©Ã©Ã©", {"prompt": "", "completion": "x"})
-    assert apply_step(no_rules, table_of(*rows)).rejected.num_rows == 0
+    counts = apply_step(Schema(), table_of(garbled)).facts["mojibake"].to_pylist()
+    assert (counts[0] > 2) == (word != "你好，世界。")

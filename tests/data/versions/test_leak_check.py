@@ -43,8 +43,8 @@ def test_the_stricter_setting_applies(step: Any, splits: Any, threshold: float |
     [
         ({"threshold": 0.95}, "`decontaminate: {threshold: 0.8}`"),
         ({"threshold": None, "ngram": None}, "`decontaminate: {threshold: 0.8, ngram: 13}`"),
-        ({"share": 0.5, "ignore_above": 2}, "`decontaminate: {share: 0, ignore_above: 10}`"),
-        ({"ignore_above": None}, "when the version is built again"),
+        ({"share": 0.5}, "`decontaminate: {share: 0}`"),
+        ({}, "when the version is built again"),
     ],
 )
 def test_the_fix_names_the_settings_that_let_records_pass(settings: Any, message: str) -> None:
@@ -52,9 +52,9 @@ def test_the_fix_names_the_settings_that_let_records_pass(settings: Any, message
 
 
 def test_applying_the_fix_leaves_nothing_to_fix() -> None:
-    lax = Decontaminate(threshold=None, ngram=None, share=0.9, ignore_above=1)
-    assert "{threshold: 0.8, ngram: 13, share: 0, ignore_above: 10}" in LeakCheck.from_steps([lax], SplitsConfig()).fix
-    strict = Decontaminate(threshold=0.8, ngram=13, share=0, ignore_above=10)
+    lax = Decontaminate(threshold=None, ngram=None, share=0.9)
+    assert "{threshold: 0.8, ngram: 13, share: 0}" in LeakCheck.from_steps([lax], SplitsConfig()).fix
+    strict = Decontaminate(threshold=0.8, ngram=13, share=0)
     assert "settings" not in LeakCheck.from_steps([strict], SplitsConfig()).fix
 
 

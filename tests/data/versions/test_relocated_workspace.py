@@ -41,7 +41,6 @@ STEPS: list[tuple[Any, Fill]] = [
         {"augment": {"methods": [{"method": "synonyms", "file": "words.txt"}]}},
         lambda root: lines(root / "words.txt", "question, query", "thing, matter"),
     ),
-    ({"augment": {"methods": [{"method": "images", "folder": "new"}]}}, lambda root: None),
 ]
 
 

@@ -15,9 +15,9 @@ Generators = Sequence[np.random.Generator]
 
 
 class AugmentMethod(Section):
-    """A way to vary records. A method overrides `texts`, or `meta` for what ``meta`` names, such as images.
+    """A way to vary records. A method overrides `texts`.
 
-    Both get a random generator for each record and copy, so that no variant depends on other records.
+    It gets a random generator for each record and copy, so that no variant depends on other records.
     """
 
     method: str
@@ -44,14 +44,6 @@ class AugmentMethod(Section):
             copy: The index of the copy, below ``copies``.
         """
         return [None] * len(texts)
-
-    def meta(self, meta: dict[str, Any], source: str, rng: np.random.Generator) -> dict[str, Any] | None:
-        """Returns a variant of a record's ``meta``; None where there is none.
-
-        Args:
-            source: The file of the record, next to which the files that ``meta`` names are.
-        """
-        return None
 
 
 def record_generator(seed: int, id: str, method: str, copy: int) -> np.random.Generator:

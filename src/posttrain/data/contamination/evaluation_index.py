@@ -145,7 +145,6 @@ def index_evaluation(
     threshold: float | None = 0.8,
     contained: float | None = 0.8,
     least_words: int = 8,
-    ignore_above: int | None = 10,
     over: Map = map,
 ) -> EvaluationIndex:
     """Builds an index; the settings are those of `posttrain.data.steps.decontaminate.Decontaminate`.
@@ -164,7 +163,7 @@ def index_evaluation(
         if group is not None:
             # One record of a group is enough for the message.
             groups.setdefault(group, row)
-    build_words = None if ngram is None else partial(WordIndex.from_records, evaluation, ngram, share, ignore_above)
+    build_words = None if ngram is None else partial(WordIndex.from_records, evaluation, ngram, share)
     build_inputs = (
         None if threshold is None else partial(InputIndex.from_records, evaluation, threshold, contained, least_words)
     )

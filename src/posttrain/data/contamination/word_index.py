@@ -21,6 +21,8 @@ from posttrain.data.duplicates.shingles import (
 )
 from posttrain.data.records.record import input_texts, joined_texts, plain_words
 
+_IGNORE_ABOVE = 10  # records; GPT-3 ignored runs of words in more than 10 documents
+
 
 class Overlap(NamedTuple):
     """Measures the runs of words that a training record shares with one evaluation record.
@@ -67,15 +69,13 @@ class WordIndex:
     marks: Postings
 
     @classmethod
-    def from_records(cls, evaluation: pa.Table, ngram: int, share: float, ignore_above: int | None) -> Self:
-        """Indexes a RECORD table, without n-grams that more than ``ignore_above`` of its distinct records hold."""
+    def from_records(cls, evaluation: pa.Table, ngram: int, share: float) -> Self:
+        """Indexes a RECORD table, without the wording of the task."""
         rows = np.arange(evaluation.num_rows)
         word_texts = plain_words(joined_texts(evaluation))
         sets = ngram_sets(word_texts, ngram, "word")
         # Two records without any word are both the n-gram of the empty text, which must not count as shared words.
-        common = np.concatenate(
-            [ngram_sets([""], ngram, "word").values, _common_ngrams(sets, evaluation, ignore_above)]
-        )
+        common = np.concatenate([ngram_sets([""], ngram, "word").values, _common_ngrams(sets, evaluation)])
         sets = _without_ngrams(sets, common)
         short_texts, short = short_inputs(input_texts(evaluation), ngram)
         least, distinctive = (
@@ -129,7 +129,7 @@ class WordIndex:
         return best
 
 
-def newly_common(evaluation: pa.Table, before: npt.NDArray[np.bool_], ngram: int, ignore_above: int) -> Indices:
+def newly_common(evaluation: pa.Table, before: npt.NDArray[np.bool_], ngram: int) -> Indices:
     """Finds the evaluation records, rows of the table, with an n-gram that too many records have come to hold.
 
     Args:
@@ -138,22 +138,20 @@ def newly_common(evaluation: pa.Table, before: npt.NDArray[np.bool_], ngram: int
     sets = ngram_sets(plain_words(joined_texts(evaluation)), ngram, "word")
     rows = np.flatnonzero(before)
     old_sets = select_sets(sets, rows)
-    common = _common_ngrams(sets, evaluation, ignore_above)
-    fresh = common[~np.isin(common, _common_ngrams(old_sets, evaluation.take(pa.array(rows)), ignore_above))]
+    common = _common_ngrams(sets, evaluation)
+    fresh = common[~np.isin(common, _common_ngrams(old_sets, evaluation.take(pa.array(rows))))]
     return np.asarray(
         rows[np.unique(owning_set(old_sets, np.flatnonzero(np.isin(old_sets.values, fresh))))], dtype=np.int64
     )
 
 
-def _common_ngrams(sets: Shingles, evaluation: pa.Table, ignore_above: int | None) -> Hashes:
-    """Returns the members that too many sets hold."""
-    if ignore_above is None:
-        return np.empty(0, dtype=np.uint64)
+def _common_ngrams(sets: Shingles, evaluation: pa.Table) -> Hashes:
+    """Returns the members that too many sets hold: the wording of the task."""
     # A record of two suites is one record, not two uses of its wording.
     _, first = np.unique(np.asarray(evaluation["id"].to_pylist(), dtype=str), return_index=True)
     values = np.sort(select_sets(sets, first).values)
     starts = np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
-    return values[starts[np.diff(starts, append=len(values)) > ignore_above]]
+    return values[starts[np.diff(starts, append=len(values)) > _IGNORE_ABOVE]]
 
 
 def truncate_fingerprints(values: Hashes) -> Hashes:

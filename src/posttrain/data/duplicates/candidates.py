@@ -89,9 +89,7 @@ def required_matching_bits(threshold: float, bits: int = _BITS) -> int:
     return bits
 
 
-def minhash_sketch(
-    texts: Sequence[str], threshold: float = 0.8, ngram: int = 5, seed: int = 0, permutations: int = PERMUTATIONS
-) -> pa.Table:
+def minhash_sketch(texts: Sequence[str], threshold: float = 0.8, ngram: int = 5) -> pa.Table:
     """Sketches each text in one row; all columns are uint64: ``grams``, ``bits`` and ``band_0``, ``band_1`` ...
 
     Two texts share ``grams`` exactly when they have the same n-grams equally often; ``bits`` are the lowest bits
@@ -99,28 +97,25 @@ def minhash_sketch(
 
     Args:
         ngram: Characters a shingle.
-        seed: Draws the permutations.
     """
-    shape = banding(threshold, permutations)
+    shape = banding(threshold)
     names = ["grams", "bits", *(f"band_{band}" for band in range(shape.bands))]
     pieces = [np.empty((0, len(names)), dtype=np.uint64)]
     lengths = np.cumsum([len(text) for text in texts]) // _CHARACTERS_A_PIECE
     for piece in np.split(np.arange(len(texts)), np.flatnonzero(np.diff(lengths)) + 1):
         if len(piece):
-            pieces.append(_sketch_piece(ngram_sequences(texts[piece[0] : piece[-1] + 1], ngram), shape, seed))
+            pieces.append(_sketch_piece(ngram_sequences(texts[piece[0] : piece[-1] + 1], ngram), shape))
     return pa.table(dict(zip(names, map(pa.array, np.concatenate(pieces).T.copy()), strict=True)))
 
 
 @lru_cache(maxsize=1)
-def cached_minhash_sketch(
-    texts: tuple[str, ...], threshold: float, ngram: int, seed: int, permutations: int
-) -> pa.Table:
+def cached_minhash_sketch(texts: tuple[str, ...], threshold: float, ngram: int) -> pa.Table:
     """Caches the last `minhash_sketch`, as steps that follow each other need the same one."""
-    return minhash_sketch(texts, threshold, ngram, seed, permutations)
+    return minhash_sketch(texts, threshold, ngram)
 
 
-def _sketch_piece(shingles: Shingles, shape: Banding, seed: int) -> npt.NDArray[np.uint64]:
-    minima = signatures(shingles, shape.bands * shape.rows, seed)
+def _sketch_piece(shingles: Shingles, shape: Banding) -> npt.NDArray[np.uint64]:
+    minima = signatures(shingles, shape.bands * shape.rows)
     # A sum does not depend on order, so texts with the same n-grams have the same value.
     grams = np.add.reduceat(shingles.values, shingles.offsets[:-1])
     lowest = np.zeros((len(minima), _BITS), dtype=np.uint8)
@@ -133,7 +128,7 @@ def _sketch_piece(shingles: Shingles, shape: Banding, seed: int) -> npt.NDArray[
     return np.column_stack([grams, bits, bands])
 
 
-def signatures(shingles: Shingles, permutations: int, seed: int) -> npt.NDArray[np.uint32]:
+def signatures(shingles: Shingles, permutations: int, seed: int = 0) -> npt.NDArray[np.uint32]:
     """Computes the minimum of every set under each permutation, uint32 [N, permutations]."""
     from rensa import RMinHash
 

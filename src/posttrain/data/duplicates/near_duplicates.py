@@ -29,9 +29,7 @@ _ROWS_TO_WARN = 100_000  # all their pairs take a minute or more
 log = logging.getLogger("posttrain")
 
 
-def near_duplicates(
-    texts: Sequence[str], threshold: float = 0.8, ngram: int = 5, seed: int = 0
-) -> npt.NDArray[np.int64]:
+def near_duplicates(texts: Sequence[str], threshold: float = 0.8, ngram: int = 5) -> npt.NDArray[np.int64]:
     """Clusters near-duplicate texts: int64 [N], each cluster named by the smallest index in it.
 
     Texts are case-folded, their whitespace is folded, and each becomes its set of ``ngram``-character runs:
@@ -39,9 +37,6 @@ def near_duplicates(
     Pairs whose Jaccard similarity is at least ``threshold`` are joined; clusters are the connected components.
     Pairs are found by MinHash (`posttrain.data.duplicates.candidates`), which misses one in a thousand of those that
     are just at the threshold and fewer above it, and are verified exactly.
-
-    Args:
-        seed: Draws the permutations, and so which few pairs at the threshold are missed.
 
     Raises:
         TypeError: ``texts`` is one text, or holds something that is none.
@@ -53,7 +48,7 @@ def near_duplicates(
         if not isinstance(text, str):
             raise TypeError(f"texts must be strings, but texts[{row}] is {type(text).__name__}")
     return cluster_near_duplicates(
-        minhash_sketch(texts, threshold, ngram, seed),
+        minhash_sketch(texts, threshold, ngram),
         lambda rows: [texts[row] for row in rows.tolist()],
         threshold,
         ngram,

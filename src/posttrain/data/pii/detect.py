@@ -175,30 +175,29 @@ class PiiSpan(NamedTuple):
     end: int
 
 
-def detect(text: str, kinds: Sequence[Kind] = KINDS, *, reserved: bool = False) -> list[PiiSpan]:
+def detect(text: str, kinds: Sequence[Kind] = KINDS) -> list[PiiSpan]:
     """Finds personal data in a text, as spans from left to right without overlaps.
 
     Args:
         kinds: the kinds to find.
-        reserved: whether reserved IP addresses count: private, loopback, link-local, for documentation.
     """
     results: list[PiiSpan] = []
     stretches = [match.span() for match in _DIGITS.finditer(text)]
     for kind in KINDS:
         if kind not in kinds:
             continue
-        spans = _WHOLE[kind](text, reserved) if kind in _WHOLE else _near_digits(stretches, text, _NUMBERS[kind])
+        spans = _WHOLE[kind](text) if kind in _WHOLE else _near_digits(stretches, text, _NUMBERS[kind])
         for start, end in spans:
             if all(end <= span.start or span.end <= start for span in results):
                 results.append(PiiSpan(kind, start, end))
     return sorted(results, key=lambda span: span.start)
 
 
-def mask(text: str, kinds: Sequence[Kind] = KINDS, *, reserved: bool = False) -> tuple[str, dict[Kind, int]]:
+def mask(text: str, kinds: Sequence[Kind] = KINDS) -> tuple[str, dict[Kind, int]]:
     """Replaces personal data with placeholders, and counts it by kind."""
     counts: dict[Kind, int] = {}
     # Again until nothing is left: a placeholder changes what stands next to a number, which may then count as one.
-    while spans := detect(text, kinds, reserved=reserved):
+    while spans := detect(text, kinds):
         parts, end = [], 0
         for span in spans:
             parts += [text[end : span.start], PLACEHOLDERS[span.kind]]
@@ -217,14 +216,14 @@ def _near_digits(stretches: Sequence[tuple[int, int]], text: str, look: Callable
                 yield start + shown, end + shown
 
 
-def _emails(text: str, reserved: bool) -> Spans:
+def _emails(text: str) -> Spans:
     if "@" in text:
         for match in _EMAIL.finditer(text):
             if match[2].lower() not in _FILE_SUFFIXES:
                 yield match.span()
 
 
-def _ibans(text: str, reserved: bool) -> Spans:
+def _ibans(text: str) -> Spans:
     if not _IBAN_START.search(text):
         return
     for match in _IBAN.finditer(text):
@@ -248,12 +247,12 @@ def _cards(text: str) -> Spans:
             yield match.span()
 
 
-def _addresses(text: str, reserved: bool) -> Spans:
+def _addresses(text: str) -> Spans:
     if _IPV4_HINT.search(text):
         for match in _IPV4.finditer(text):
             four = ipaddress.IPv4Address(match[0])
             before = text[max(0, match.start() - _BEFORE_VERSION) : match.start()]
-            if (four.is_global or reserved) and not _VERSION.search(before):
+            if four.is_global and not _VERSION.search(before):
                 yield match.span()
     if _IPV6_HINT.search(text):
         for match in _IPV6.finditer(text):
@@ -261,8 +260,7 @@ def _addresses(text: str, reserved: bool) -> Spans:
                 six = ipaddress.IPv6Address(match[0])
             except ValueError:
                 continue
-            is_public = six in _GLOBAL and six.is_global
-            if is_public or (reserved and (six.is_private or six.is_link_local) and not six.is_unspecified):
+            if six in _GLOBAL and six.is_global:
                 yield match.span()
 
 
@@ -270,7 +268,7 @@ def _ssns(text: str) -> Spans:
     return (match.span() for match in _SSN.finditer(text))
 
 
-_WHOLE: dict[Kind, Callable[[str, bool], Spans]] = {"email": _emails, "iban": _ibans, "ip": _addresses}
+_WHOLE: dict[Kind, Callable[[str], Spans]] = {"email": _emails, "iban": _ibans, "ip": _addresses}
 
 
 def find_phones(text: str) -> list[tuple[int, int]]:

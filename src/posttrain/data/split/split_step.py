@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as compute
 
 from posttrain.data.arrays import Floats, Indices, Splits
-from posttrain.data.duplicates.candidates import PERMUTATIONS, cached_minhash_sketch
+from posttrain.data.duplicates.candidates import cached_minhash_sketch
 from posttrain.data.duplicates.near_duplicates import cluster_near_duplicates
 from posttrain.data.records.provenance import current_ids
 from posttrain.data.records.record import input_texts
@@ -55,7 +55,7 @@ class Split(GlobalStep):
         columns = split_keys(table, self.settings)
         if self.settings.near_duplicates is None:
             return columns
-        bands = cached_minhash_sketch(tuple(input_texts(table)), self.settings.near_duplicates, _NGRAM, 0, PERMUTATIONS)
+        bands = cached_minhash_sketch(tuple(input_texts(table)), self.settings.near_duplicates, _NGRAM)
         return pa.table([*columns.columns, *bands.columns], names=[*columns.column_names, *bands.column_names])
 
     def decide(self, corpus: Corpus) -> GlobalResult:
@@ -143,7 +143,7 @@ class Split(GlobalStep):
 
     def _alone(self, corpus: Corpus, threshold: float) -> npt.NDArray[np.bool_]:
         """Marks, bool [N], the rows for which an earlier step found no similar living row."""
-        clusters = corpus.clusters.get(SimilarityKind(threshold, _NGRAM, 0, PERMUTATIONS))
+        clusters = corpus.clusters.get(SimilarityKind(threshold, _NGRAM))
         if clusters is None:
             return np.zeros(corpus.rows, dtype=bool)
         cluster = np.asarray(clusters.to_numpy())

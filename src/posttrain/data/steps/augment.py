@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.compute
 from pydantic import Discriminator, Field, Tag
 
-from posttrain.data.augment.images import Images
 from posttrain.data.augment.method import AugmentMethod, record_generator
 from posttrain.data.augment.noise import Noise
 from posttrain.data.augment.rewording import Paraphrase, Templates
@@ -29,8 +28,7 @@ AnyMethod = Annotated[
     | Annotated[Synonyms, Tag("synonyms")]
     | Annotated[Noise, Tag("noise")]
     | Annotated[Templates, Tag("templates")]
-    | Annotated[Paraphrase, Tag("paraphrase")]
-    | Annotated[Images, Tag("images")],
+    | Annotated[Paraphrase, Tag("paraphrase")],
     Discriminator(_method_name),
 ]
 
@@ -89,13 +87,6 @@ class Augment(RowStep):
             rows = [row for row, rng in enumerate(rngs) if rng.random() < method.share]
         else:
             rows = list(range(len(originals)))
-        if isinstance(method, Images):
-            variants = {}
-            for row in rows:
-                meta = json.loads(originals[row]["meta"] or "{}")
-                if (changed := method.meta(meta, originals[row]["source"], rngs[row])) is not None:
-                    variants[row] = {"meta": changed}
-            return variants
         rows = [row for row in rows if _varied_text(originals[row]) is not None]
         texts = [str(_varied_text(originals[row])) for row in rows]
         labels = [originals[row]["completion"] for row in rows]
@@ -117,7 +108,7 @@ def _insert_variants(
     for row in sorted(variants):
         record = originals[row]
         for method, values in variants[row]:
-            meta = values.get("meta") or json.loads(record["meta"] or "{}")
+            meta = json.loads(record["meta"] or "{}")
             meta = {**meta, "augmented": {"method": method, "of": record["id"]}}
             text = json.dumps(meta, ensure_ascii=False, sort_keys=True)
             new_records.append({**record, **values, "meta": text, "group": record["group"] or record["id"]})

@@ -38,7 +38,6 @@ class Balance(GlobalStep):
     ratio: float = Field(
         10.0, ge=1, description="For `downsample`: the largest size of a class, in sizes of the smallest."
     )
-    seed: int = Field(0, description="For `downsample`: seed of the hash that decides which records stay.")
 
     def sketch(self, table: pa.Table) -> pa.Table:
         """Sketches ``id`` and ``class``, a 64-bit hash of the class's name, null for none."""
@@ -72,8 +71,8 @@ class Balance(GlobalStep):
         cap = int(np.floor(self.ratio * sizes.min()))
         large = np.flatnonzero(sizes[inverse] > cap)
         ids = sketches["id"].take(pa.array(rows[large])).to_pylist()
-        # By a hash of seed and id, not by a draw: the choice stays when records are added or come in another order.
-        draws = [hashlib.sha256(f"{self.seed}\0balance\0{identity}".encode()).digest()[:8] for identity in ids]
+        # By a hash of the id, not by a draw: the choice stays when records are added or come in another order.
+        draws = [hashlib.sha256(f"balance\0{identity}".encode()).digest()[:8] for identity in ids]
         order = large[np.lexsort((large, np.frombuffer(b"".join(draws), dtype=">u8"), inverse[large]))]
         classes, begin = np.unique(inverse[order], return_index=True)
         rank = np.arange(len(order)) - begin[np.searchsorted(classes, inverse[order])]

@@ -71,18 +71,6 @@ class Decontaminate(GlobalStep):
     contained: float | None = Field(
         0.8, gt=0, le=1, description="Share of a test input that a record must not hold close together; null: no limit."
     )
-    least_words: int = Field(
-        8,
-        ge=1,
-        description="Least words of a test input that is searched inside longer records: shorter ones occur in many "
-        "texts by chance, and GPT-3's shortest run had 8 words.",
-    )
-    ignore_above: int | None = Field(
-        10,
-        ge=1,
-        description="Runs of words in more test records than this are ignored as the wording of the task, as GPT-3 "
-        "ignored runs in more than 10 documents; null: all count.",
-    )
 
     def sketch_key(self) -> dict[str, Any]:
         # Not the thresholds: sketches serve all of them, so that changing one reads no file again.
@@ -144,10 +132,10 @@ class Decontaminate(GlobalStep):
 
     def _changed(self, before: "PreviousFindings", evaluation: pa.Table) -> tuple[npt.NDArray[np.bool_], list[int]]:
         """Returns the evaluation records to search for in all rows, and the rows whose findings may no longer hold."""
-        if self.ngram is None or self.ignore_above is None:
+        if self.ngram is None:
             return before.fresh, []
         changed = np.zeros(evaluation.num_rows, dtype=bool)
-        changed[newly_common(evaluation, ~before.fresh, self.ngram, self.ignore_above)] = True
+        changed[newly_common(evaluation, ~before.fresh, self.ngram)] = True
         # Without its common runs a record has fewer, so that the share of them that a row holds is greater than it was.
         fresh = before.fresh | changed if self.share else before.fresh
         return fresh, [row for row, other in before.findings.pairs if changed[other]]

@@ -14,7 +14,7 @@ from pydantic import Field
 from posttrain.data.arrays import Indices
 from posttrain.data.duplicates import near_duplicates as search
 from posttrain.data.duplicates.all_pairs import Fetch
-from posttrain.data.duplicates.candidates import PERMUTATIONS, cached_minhash_sketch
+from posttrain.data.duplicates.candidates import cached_minhash_sketch
 from posttrain.data.duplicates.cosine import cosine_clusters, cosines
 from posttrain.data.quality.features import embed_texts
 from posttrain.data.records.outcome import Rejection
@@ -40,16 +40,10 @@ class Minhash(GlobalStep):
         0.8, gt=0, le=1, description="Jaccard similarity from which two inputs are near duplicates."
     )
     ngram: int = Field(5, ge=1, description="Characters in one n-gram.")
-    seed: int = Field(0, ge=0, description="Seed of the permutations of the sketches.")
-    permutations: int = Field(
-        PERMUTATIONS, ge=1, description="Most minima in a sketch; more of them propose fewer pairs in vain."
-    )
 
     def sketch(self, table: pa.Table) -> pa.Table:
         """Sketches inputs as `minhash_sketch` does, with a 64-bit hash of each ``answer``."""
-        sketches = cached_minhash_sketch(
-            tuple(joined_texts(table, "input")), self.threshold, self.ngram, self.seed, self.permutations
-        )
+        sketches = cached_minhash_sketch(tuple(joined_texts(table, "input")), self.threshold, self.ngram)
         answers = zip(table["completion"].to_pylist(), table["rejected"].to_pylist(), strict=True)
         # `repr` keeps a missing answer apart from an empty one, and a pair from its two answers joined.
         digests = b"".join(hashlib.blake2b(repr(answer).encode(), digest_size=8).digest() for answer in answers)
@@ -89,7 +83,7 @@ class Minhash(GlobalStep):
             rejections[row] = Rejection(
                 "near duplicate", detail, similarity, cluster=ids[int(cluster[row])], kept=ids[first]
             )
-        kind = SimilarityKind(self.threshold, self.ngram, self.seed, self.permutations)
+        kind = SimilarityKind(self.threshold, self.ngram)
         return GlobalResult(rejections, state=_state(cluster, duplicates, first_rows, score), similarity=kind)
 
 
@@ -203,7 +197,7 @@ class Semantic(GlobalStep):
     2023, arXiv:2303.09540).
 
     Clusters are the connected components of pairs whose embeddings have at least the threshold's cosine. Up to
-    ``exact_rows`` distinct embeddings, all pairs are compared. Beyond, each is compared with those that share one of
+    100,000 distinct embeddings, all pairs are compared. Beyond, each is compared with those that share one of
     its two nearest cells of spherical k-means, where SemDeDup compares within one cell: a pair is missed if the two
     nearest cells of one record are not among those of the other.
 
@@ -215,12 +209,6 @@ class Semantic(GlobalStep):
     model: str = Field(_MINILM, description="Sentence embedder: `minilm`, a folder or a Hub id.")
     threshold: float = Field(0.95, gt=0, le=1, description="Cosine similarity from which two records are duplicates.")
     field: TextField = Field("input", description="Text to embed: the input, the answer, or all.")
-    exact_rows: int = Field(
-        100_000,
-        ge=1,
-        description="Most distinct embeddings of which all pairs are compared; more are compared in cells.",
-    )
-    seed: int = Field(0, ge=0, description="Seed of the initial centres of the cells.")
 
     def located(self, root: Path) -> Self:
         folder = locate_path(root, self.model)
@@ -251,7 +239,7 @@ class Semantic(GlobalStep):
         rows = np.flatnonzero(corpus.alive)
         sketches = corpus.sketches()
         vectors = _vectors(sketches["embedding"], corpus.alive)
-        cluster = cosine_clusters(vectors, self.threshold, self.exact_rows, self.seed)
+        cluster = cosine_clusters(vectors, self.threshold)
         sizes = np.bincount(cluster, minlength=len(rows))
         # Answers are read only of rows that are not alone in their cluster.
         many = np.flatnonzero(sizes[cluster] > 1)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from posttrain.data.quality.repetition import ngram_shares, repeated_shares
 from posttrain.data.records.outcome import Outcome
@@ -19,6 +19,11 @@ STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 _BULLETS = ("•", "‣", "◦", "▪", "●", "-", "–", "*")
 
 _ELLIPSES = ("...", "…")
+
+# Largest shares of characters: in the most frequent n-gram of words, and in n-grams that occur earlier, by n.
+_MAX_TOP_NGRAM = {2: 0.20, 3: 0.18, 4: 0.16}
+
+_MAX_REPEATED_NGRAMS = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
 
 _PARAGRAPHS = re.compile(r"\n\s*\n")
 
@@ -37,20 +42,6 @@ class Gopher(RowStep):
     field: TextField = Field("all", description="Text of a record to read: the input, the answer, or all.")
     min_words: int | None = Field(50, ge=0, description="Fewest words.")
     max_words: int | None = Field(100_000, ge=0, description="Most words.")
-    min_mean_word_length: float | None = Field(3, ge=0, description="Lowest mean length of a word, in characters.")
-    max_mean_word_length: float | None = Field(10, ge=0, description="Highest mean length of a word, in characters.")
-    max_symbols_per_word: float | None = Field(
-        0.1, ge=0, description="Most hash signs, and most ellipses, for each word."
-    )
-    max_bullet_lines: float | None = Field(
-        0.9, ge=0, le=1, description="Largest share of lines that begin with a bullet."
-    )
-    max_ellipsis_lines: float | None = Field(
-        0.3, ge=0, le=1, description="Largest share of lines that end with an ellipsis."
-    )
-    min_alphabetic_words: float | None = Field(
-        0.8, ge=0, le=1, description="Smallest share of words with a letter in them."
-    )
     min_stop_words: int | None = Field(2, ge=0, description="Fewest different stop words.")
     stop_words: tuple[str, ...] = Field(
         STOP_WORDS, description="Words, in lower case, that all prose of a language has."
@@ -65,13 +56,13 @@ class Gopher(RowStep):
             [
                 Bound("too few words", "words", "at least", self.min_words),
                 Bound("too many words", "words", "at most", self.max_words),
-                Bound("short words", "mean_word_length", "at least", self.min_mean_word_length),
-                Bound("long words", "mean_word_length", "at most", self.max_mean_word_length),
-                Bound("many hash signs", "hashes_per_word", "at most", self.max_symbols_per_word),
-                Bound("many ellipses", "ellipses_per_word", "at most", self.max_symbols_per_word),
-                Bound("bulleted lines", "bullet_lines", "at most", self.max_bullet_lines),
-                Bound("lines that break off", "ellipsis_lines", "at most", self.max_ellipsis_lines),
-                Bound("few words with letters", "alphabetic_words", "at least", self.min_alphabetic_words),
+                Bound("short words", "mean_word_length", "at least", 3),
+                Bound("long words", "mean_word_length", "at most", 10),
+                Bound("many hash signs", "hashes_per_word", "at most", 0.1),
+                Bound("many ellipses", "ellipses_per_word", "at most", 0.1),
+                Bound("bulleted lines", "bullet_lines", "at most", 0.9),
+                Bound("lines that break off", "ellipsis_lines", "at most", 0.3),
+                Bound("few words with letters", "alphabetic_words", "at least", 0.8),
                 Bound("few stop words", "stop_words", "at least", self.min_stop_words),
             ],
         )
@@ -127,45 +118,27 @@ class GopherRepetition(RowStep):
 
     name: ClassVar[str] = "gopher_repetition"
     field: TextField = Field("all", description="Text of a record to read: the input, the answer, or all.")
-    max_lines: float | None = Field(0.30, ge=0, le=1, description="Largest share of lines that occur earlier.")
-    max_paragraphs: float | None = Field(
-        0.30, ge=0, le=1, description="Largest share of paragraphs that occur earlier."
-    )
-    max_line_characters: float | None = Field(
-        0.20, ge=0, le=1, description="Largest share of characters in lines that occur earlier."
-    )
-    max_paragraph_characters: float | None = Field(
-        0.20, ge=0, le=1, description="Largest share of characters in paragraphs that occur earlier."
-    )
-    max_top_ngram: dict[PositiveInt, float] = Field(
-        {2: 0.20, 3: 0.18, 4: 0.16},
-        description="Largest share of characters in the most frequent n-gram, by n.",
-    )
-    max_repeated_ngrams: dict[PositiveInt, float] = Field(
-        {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10},
-        description="Largest share of characters in n-grams of words that occur earlier, by n.",
-    )
 
     def apply(self, table: pa.Table) -> Outcome:
         texts = joined_texts(table, self.field)
         lines = np.array([repeated_shares(_lines(text)) for text in texts], dtype=np.float64).reshape(-1, 2).T
         paragraphs = np.array([repeated_shares(_paragraphs(text)) for text in texts], dtype=np.float64).reshape(-1, 2).T
-        shares = ngram_shares(texts, self.max_top_ngram, self.max_repeated_ngrams)
+        shares = ngram_shares(texts, _MAX_TOP_NGRAM, _MAX_REPEATED_NGRAMS)
         measures = {
             "repeated_lines": lines[0],
             "repeated_paragraphs": paragraphs[0],
             "repeated_line_characters": lines[1],
             "repeated_paragraph_characters": paragraphs[1],
-            **{f"top_{n}_gram": shares.top[n] for n in sorted(shares.top)},
-            **{f"repeated_{n}_grams": shares.repeated[n] for n in sorted(shares.repeated)},
+            **{f"top_{n}_gram": shares.top[n] for n in _MAX_TOP_NGRAM},
+            **{f"repeated_{n}_grams": shares.repeated[n] for n in _MAX_REPEATED_NGRAMS},
         }
         limits = {
-            "repeated_lines": self.max_lines,
-            "repeated_paragraphs": self.max_paragraphs,
-            "repeated_line_characters": self.max_line_characters,
-            "repeated_paragraph_characters": self.max_paragraph_characters,
-            **{f"top_{n}_gram": limit for n, limit in sorted(self.max_top_ngram.items())},
-            **{f"repeated_{n}_grams": limit for n, limit in sorted(self.max_repeated_ngrams.items())},
+            "repeated_lines": 0.3,
+            "repeated_paragraphs": 0.3,
+            "repeated_line_characters": 0.2,
+            "repeated_paragraph_characters": 0.2,
+            **{f"top_{n}_gram": limit for n, limit in _MAX_TOP_NGRAM.items()},
+            **{f"repeated_{n}_grams": limit for n, limit in _MAX_REPEATED_NGRAMS.items()},
         }
         bounds = [Bound(name.replace("_", " "), name, "at most", limit) for name, limit in limits.items()]
         return apply_bounds(table, self.name, measures, bounds)

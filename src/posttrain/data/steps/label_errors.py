@@ -23,6 +23,10 @@ _COLUMNS = 1 << 18  # columns of hashed n-grams
 
 _WIDTH = 256  # dimensions after the analysis
 
+_FOLDS = 5  # the labels of each are predicted by a classifier of the others
+
+_ROUNDS = 2  # of predictions, each with less weight on likely errors
+
 
 class LabelErrors(GlobalStep):
     """Reports, or rejects, records of a closed label set whose label contradicts those of similar records.
@@ -49,13 +53,6 @@ class LabelErrors(GlobalStep):
         "likelihood",
         description="Definition of an error: more likely wrong than right, or a rule of confident learning.",
     )
-    folds: int = Field(
-        5, ge=2, description="Number of folds; the labels of each are predicted by a classifier of the others."
-    )
-    rounds: int = Field(
-        2, ge=1, description="Number of times that labels are predicted, each time with less weight on likely errors."
-    )
-    seed: int = Field(0, description="Seed of the hash that assigns records to folds.")
 
     def check(self) -> None:
         if self.features == "embedding":
@@ -89,7 +86,7 @@ class LabelErrors(GlobalStep):
         rejections = {}
         if len(names) > 1:
             inputs = sketches["input_id"].take(pa.array(rows)).to_pylist()
-            label_audit = audit_labels(self._features(corpus, rows), labels, inputs, self.folds, self.rounds, self.seed)
+            label_audit = audit_labels(self._features(corpus, rows), labels, inputs, _FOLDS, _ROUNDS)
             quality[rows] = label_audit.channel.correct
             for at, other in self._errors(labels, label_audit):
                 row = int(rows[at])
@@ -117,9 +114,9 @@ class LabelErrors(GlobalStep):
         )
         # Different inputs, not records: copies of one input would lie in one fold, and the others lack its label.
         different = np.unique(np.stack([answers, inputs]), axis=1)[0]
-        often = np.bincount(different, minlength=len(encoded.dictionary)) >= self.folds
+        often = np.bincount(different, minlength=len(encoded.dictionary)) >= _FOLDS
         if len(rows) and not often.any():
-            message = f"no answer has {self.folds} different inputs, so answers are no labels"
+            message = f"no answer has {_FOLDS} different inputs, so answers are no labels"
             raise UserError(message, where="label_errors", fix="leave the step out")
         label_codes, labels = np.unique(answers[often[answers]], return_inverse=True)
         return rows[often[answers]], labels, encoded.dictionary.take(pa.array(label_codes)).to_pylist()
@@ -131,9 +128,7 @@ class LabelErrors(GlobalStep):
         from scipy.sparse import vstack
 
         # Counted table by table on the workers: only the analysis of all rows together needs one process.
-        return lsa_features(
-            vstack([counted for _, counted in corpus.map_tables(_count_table)]).tocsr()[rows], self.seed
-        )
+        return lsa_features(vstack([counted for _, counted in corpus.map_tables(_count_table)]).tocsr()[rows])
 
     def _errors(self, labels: Indices, label_audit: LabelAudit) -> list[tuple[int, int]]:
         """Returns the label errors, and the more likely label of each."""

@@ -15,6 +15,10 @@ from posttrain.store.installation import install_command
 
 UNKNOWN = "unknown"
 
+_MIN_LETTERS = 20  # a Chinese, Japanese or Korean one counts as three
+
+_READ_CHARACTERS = 500
+
 
 class Language(RowStep):
     """Rejects records in languages that are not kept; without ``keep`` it only measures.
@@ -24,7 +28,7 @@ class Language(RowStep):
     nothing is downloaded: 176 languages, ISO 639 codes. A few words do not distinguish related
     languages: of pieces of 20 to 35 letters, cut from sentences in twenty languages, the best guess is right
     for 97 %, and for 99 % of the nine in ten where it has a probability of 0.65, which is also FineWeb's threshold.
-    So a text with fewer letters than ``min_letters``, and one whose best guess is below the ``threshold``, is of no
+    So a text with fewer than 20 letters, and one whose best guess is below the ``threshold``, is of no
     known language, and stays unless ``unknown`` says otherwise.
 
     Facts: ``language``, a code or ``unknown``; ``language_score``, the probability that the model gives to its best
@@ -37,13 +41,9 @@ class Language(RowStep):
         None, min_length=1, description="Codes of the languages that stay, such as en; null: all."
     )
     threshold: float = Field(0.65, ge=0, le=1, description="Probability from which a guess counts.")
-    min_letters: int = Field(
-        20, ge=0, description="Letters from which a guess is made; a Chinese, Japanese or Korean one counts as three."
-    )
     unknown: Literal["keep", "reject"] = Field(
         "keep", description="Keep or reject records that are too short or unsure, if `keep` is set."
     )
-    read_characters: int = Field(500, ge=1, description="Characters that are read, from the beginning.")
 
     def check(self) -> None:
         codes = {guess["lang"] for guess in _detector().detect("a", k=1000, threshold=-1)}
@@ -74,8 +74,8 @@ class Language(RowStep):
         languages = [UNKNOWN] * len(texts)
         scores: list[float | None] = [None] * len(texts)
         for row, text in enumerate(texts):
-            start = text[: self.read_characters]
-            if detector is None or not _has_letters(start, self.min_letters):
+            start = text[:_READ_CHARACTERS]
+            if detector is None or not _has_letters(start):
                 continue
             # For texts in capitals alone the model mostly returns a wrong language.
             best = detector.detect(start.lower() if start.isupper() else start)[0]
@@ -83,12 +83,12 @@ class Language(RowStep):
         return languages, scores
 
 
-def _has_letters(text: str, enough: int) -> bool:
+def _has_letters(text: str) -> bool:
     """Returns True if a text has enough letters; a Chinese, Japanese or Korean one counts thrice."""
     # Counting stops early: long texts would be counted letter by letter in Python.
-    beginnings = (text[: 2 * enough], text)  # the first is nearly always enough
+    beginnings = (text[: 2 * _MIN_LETTERS], text)  # the first is nearly always enough
     return any(
-        sum(3 if letter >= "\u2e80" else 1 for letter in filter(str.isalpha, beginning)) >= enough
+        sum(3 if letter >= "\u2e80" else 1 for letter in filter(str.isalpha, beginning)) >= _MIN_LETTERS
         for beginning in beginnings
     )
 

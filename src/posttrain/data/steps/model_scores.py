@@ -10,7 +10,7 @@ from pydantic import Field
 from posttrain.data.records.outcome import Outcome
 from posttrain.data.records.record import TextField, joined_texts
 from posttrain.data.steps.bounds import Bound, apply_bounds
-from posttrain.data.steps.resources import Precision, load_language_model, locate_model, model_key
+from posttrain.data.steps.resources import load_language_model, locate_model, model_key
 from posttrain.data.steps.step import RowStep
 
 if TYPE_CHECKING:
@@ -23,9 +23,6 @@ class ModelStep(RowStep):
     """Base class of steps that score records under a language model, loaded once a process."""
 
     model: str = Field(description="Language model: a folder, a Hub id, a .gguf file, smollm2-135m or tiny.")
-    precision: Precision = Field(
-        "float32", description="Precision of the model's weights: float32, bfloat16 or float16."
-    )
 
     def located(self, root: Path) -> Self:
         return self.model_copy(update={"model": locate_model(self.model, root)})
@@ -42,7 +39,7 @@ class ModelStep(RowStep):
         Raises:
             UserError: it is no causal language model.
         """
-        return load_language_model(self.model, self.precision)
+        return load_language_model(self.model, "float32")
 
 
 class Perplexity(ModelStep):

@@ -71,10 +71,9 @@ class Normalise(RowStep):
     evaluation: ClassVar[bool] = True
     unicode: UnicodeForm = Field("nfc", description="Unicode normal form: nfc, nfkc, or keep the text as it is.")
     quotes: Quotes = Field("keep", description="Keep quotation marks, or make curly ones straight.")
-    blank_lines: int = Field(2, ge=0, description="Most blank lines in a row; further ones are removed.")
 
     def apply(self, table: pa.Table) -> Outcome:
-        function = partial(clean_text, form=self.unicode, quotes=self.quotes, blank_lines=self.blank_lines)
+        function = partial(clean_text, form=self.unicode, quotes=self.quotes)
         suspects = _rows_to_clean(table, dirty_pattern(self.unicode, self.quotes))
         texts = table.select(["prompt", "completion", "rejected", "text"]).take(pa.array(suspects)).to_pylist()
         values: dict[int, dict[str, Any]] = {}

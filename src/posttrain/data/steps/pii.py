@@ -35,9 +35,6 @@ class PersonalData(RowStep):
         min_length=1,
         description="Kinds to search for: email, phone, ip, card, iban, resident_id (of China) and ssn (of the USA).",
     )
-    reserved_addresses: bool = Field(
-        False, description="Count private IP addresses and those for documentation as well."
-    )
 
     @field_validator("kinds")
     @classmethod
@@ -101,10 +98,10 @@ class PersonalData(RowStep):
 
     def _clean(self, text: str, tally: Counter[Kind]) -> str:
         if self.action == "mask":
-            text, counts = mask(text, self.kinds, reserved=self.reserved_addresses)
+            text, counts = mask(text, self.kinds)
             tally.update(counts)
         else:
-            tally.update(span.kind for span in detect(text, self.kinds, reserved=self.reserved_addresses))
+            tally.update(span.kind for span in detect(text, self.kinds))
         return text
 
     def _facts(self, rows: int, counts: dict[int, Counter[Kind]]) -> dict[str, pa.Array]:

@@ -8,7 +8,6 @@ import pyarrow as pa
 from filelock import FileLock
 from pydantic import Field, model_validator
 
-from posttrain.data.quality.features import NgramSettings
 from posttrain.data.records.outcome import Outcome
 from posttrain.data.records.record import TextField, joined_texts
 from posttrain.data.steps.bounds import Bound, apply_bounds
@@ -47,13 +46,9 @@ class Quality(RowStep):
     good: Files = Field([], description="Files of good examples, in any format that records are read from.")
     bad: Files = Field([], description="Files of bad examples.")
     field: TextField = Field("all", description="Text of a record to read: the input, the answer, or all.")
-    ngrams: NgramSettings = Field(
-        NgramSettings(), description="Features of the classifier: n-grams of words and characters."
-    )
     embedder: str | None = Field(
         None, description="Sentence embedder for further features: minilm, a folder or a Hub id; null: none."
     )
-    strength: float = Field(1.0, gt=0, description="Weight of the examples relative to the penalty on large weights.")
 
     @model_validator(mode="after")
     def _has_a_classifier(self) -> Self:
@@ -131,7 +126,7 @@ class Quality(RowStep):
         from posttrain.data.quality.classifier import train_quality
 
         good, bad = (self._texts(files) for files in (self.good, self.bad))
-        return train_quality(good, bad, ngrams=self.ngrams, embedder=self.embedder, strength=self.strength, extra=extra)
+        return train_quality(good, bad, embedder=self.embedder, extra=extra)
 
     def _texts(self, files: list[str]) -> list[str]:
         from posttrain.data.reading.reader import read

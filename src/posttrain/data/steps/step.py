@@ -110,8 +110,6 @@ class SimilarityKind(NamedTuple):
 
     threshold: float
     ngram: int
-    seed: int
-    permutations: int
 
 
 class Corpus(Protocol):

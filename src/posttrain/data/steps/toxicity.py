@@ -1,9 +1,8 @@
 """Filters abusive records by a list of terms and by a classifier."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -24,13 +23,6 @@ from posttrain.store.text_files import read_text
 if TYPE_CHECKING:
     from posttrain.models.classifier import SequenceClassifier
 
-# A word, in lower case, with a sign or a digit in the place of a letter.
-_DISGUISED = re.compile(r"(?<![\w*#@$!])[a-z@$][\w*#@$!]*[*#@$!0-9][\w*#@$!]*", re.ASCII)
-
-_LOOKALIKES = str.maketrans("013457@$!", "oieastasi")
-
-_HIDDEN = re.compile(r"[*#]")
-
 
 @dataclass(frozen=True)
 class TermList:
@@ -38,11 +30,9 @@ class TermList:
 
     Attributes:
         by_first: Terms by their first word, as tuples of words.
-        words: Terms of one word.
     """
 
     by_first: dict[str, tuple[tuple[str, ...], ...]]
-    words: frozenset[str]
 
     @classmethod
     def from_lines(cls, lines: Iterable[str]) -> "TermList":
@@ -51,7 +41,7 @@ class TermList:
         by_first: dict[str, tuple[tuple[str, ...], ...]] = {}
         for term in sorted(terms - {()}):
             by_first[term[0]] = (*by_first.get(term[0], ()), term)
-        return cls(by_first, frozenset(term[0] for term in terms if len(term) == 1))
+        return cls(by_first)
 
 
 class Toxicity(RowStep):
@@ -70,7 +60,6 @@ class Toxicity(RowStep):
     action: Literal["reject", "report"] = Field("reject", description="Reject the records, or only report them.")
     field: TextField = Field("all", description="Text of a record to read: the input, the answer, or all.")
     words: str | None = Field(None, description="File of terms, one a line; null: the short list of the program.")
-    disguised: bool = Field(False, description="Count words such as f*ck and sh1t, too.")
     max_hits: float | None = Field(
         1.0, ge=0, description="Most listed words for each 100 words; 0: any rejects; null: no bound."
     )
@@ -100,7 +89,7 @@ class Toxicity(RowStep):
 
     def apply(self, table: pa.Table) -> Outcome:
         texts = joined_texts(table, self.field)
-        counts = count_terms(texts, self._terms(), disguised=self.disguised).astype(np.float64)
+        counts = count_terms(texts, self._terms()).astype(np.float64)
         # A record without words has no listed one either: 0, and not 0 / 0.
         frequent = 100 * counts[:, 0] / np.maximum(counts[:, 1], 1)
         measures = {"toxic_words": frequent, "toxicity": frequent}
@@ -154,24 +143,19 @@ def read_terms(path: Path | None) -> TermList:
     return terms
 
 
-def count_terms(texts: Sequence[str], terms: TermList, *, disguised: bool = False) -> npt.NDArray[np.int64]:
+def count_terms(texts: Sequence[str], terms: TermList) -> npt.NDArray[np.int64]:
     """Counts the listed terms and the words of each text, int64 [N, 2].
 
     Words are runs of letters and digits, whatever their case; a Chinese or Japanese character is a word. Terms that
     overlap all count.
 
-    Args:
-        disguised: True if words count whose letters are hidden behind ``*`` or ``#`` or replaced by digits and signs
-            that look like them, if the first letter is there and at least half of them are.
     """
     counts = np.zeros((len(texts), 2), np.int64)
-    for row, (text, plain) in enumerate(zip(texts, plain_words(texts), strict=True)):
+    for row, plain in enumerate(plain_words(texts)):
         words = plain.split()
         counts[row, 1] = len(words)
         if not terms.by_first.keys().isdisjoint(words):
             counts[row, 0] = _count_listed(words, terms)
-        if disguised:
-            counts[row, 0] += sum(_is_disguised_term(word, terms.words) for word in _DISGUISED.findall(text.casefold()))
     return counts
 
 
@@ -181,21 +165,3 @@ def _count_listed(words: Sequence[str], terms: TermList) -> int:
         for index, word in enumerate(words)
         for term in terms.by_first.get(word, ())
     )
-
-
-# Disguised words recur, and each costs a pass over the list; bounded, as their number grows with the data.
-@lru_cache(100_000)
-def _is_disguised_term(word: str, listed: frozenset[str]) -> bool:
-    """Returns True if a disguised word is a listed one."""
-    if not listed.isdisjoint(plain_words([word])[0].split()):
-        return False  # it is listed in this form, and has been counted
-    # An exclamation mark at the end is punctuation; within a word it looks like an i.
-    plain = word.rstrip("!").translate(_LOOKALIKES)
-    if not _HIDDEN.search(plain):
-        return plain in listed
-    num_letters = len(_HIDDEN.sub("", plain))
-    # With fewer letters shown, almost any listed word of that length would match.
-    if plain[0] in "*#" or 2 * num_letters < len(plain):
-        return False
-    pattern = re.compile(_HIDDEN.sub("[a-z]", plain))
-    return any(pattern.fullmatch(term) for term in listed)

@@ -40,17 +40,8 @@ class Schema(RowStep):
 
     name: ClassVar[str] = "schema"
     evaluation: ClassVar[bool] = True
-    max_control_characters: int | None = Field(0, ge=0, description="Most control characters, and most NULs.")
-    max_replacement_share: float | None = Field(
-        0.001, ge=0, le=1, description="Largest share of characters that are U+FFFD."
-    )
-    max_private_share: float | None = Field(
-        0.01, ge=0, le=1, description="Largest share of characters of a private-use area."
-    )
-    max_mojibake: int | None = Field(2, ge=0, description="Most sequences that look like UTF-8 read as Windows-1252.")
     max_characters: int | None = Field(1_000_000, ge=0, description="Most characters of a record.")
     max_turns: int | None = Field(1_000, ge=0, description="Most turns of a prompt.")
-    empty_turns: bool = Field(False, description="Allow turns without a word in a prompt.")
 
     def apply(self, table: pa.Table) -> Outcome:
         names = ("characters", "turns", *_PATTERNS)
@@ -70,14 +61,14 @@ class Schema(RowStep):
             "private_share": ratio(counts["private_characters"], counts["characters"]),
         }
         bounds = [
-            Bound("NUL characters", "nul_characters", "at most", self.max_control_characters),
-            Bound("control characters", "control_characters", "at most", self.max_control_characters),
-            Bound("replacement characters", "replacement_share", "at most", self.max_replacement_share),
-            Bound("private-use characters", "private_share", "at most", self.max_private_share),
-            Bound("mojibake", "mojibake", "at most", self.max_mojibake),
+            Bound("NUL characters", "nul_characters", "at most", 0),
+            Bound("control characters", "control_characters", "at most", 0),
+            Bound("replacement characters", "replacement_share", "at most", 0.001),
+            Bound("private-use characters", "private_share", "at most", 0.01),
+            Bound("mojibake", "mojibake", "at most", 2),
             Bound("too long", "characters", "at most", self.max_characters),
             Bound("too many turns", "turns", "at most", self.max_turns),
-            Bound("empty turns", "empty_turns", "at most", None if self.empty_turns else 0),
+            Bound("empty turns", "empty_turns", "at most", 0),
         ]
         return apply_bounds(table, self.name, measures, bounds)
 

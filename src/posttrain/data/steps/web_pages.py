@@ -20,10 +20,16 @@ _SENTENCE_ENDS = (".", "!", "?", '"', "”")
 
 _ELLIPSES = ("...", "…")
 
+_MIN_WORDS_PER_LINE = 3
+
+_MAX_WORD_LENGTH = 1000  # that of the program that made the corpus
+
 _CITATION = re.compile(r"\[(?:\d*|edit|citation needed)\]")
 
 # Possessive: without backtracking a line of a million full stops takes linear time.
 _SENTENCE = re.compile(r"(?<![.!?])[.!?]++[\"”'’)\]]*+(?=\s|\Z)")
+
+_SHORT_LINE = 30
 
 _LINE_ENDS = tuple(".!?。．！？｡؟۔।॥።՞։…‽⁇⁈⁉\"'”’»」』)")
 
@@ -33,7 +39,7 @@ class C4(RowStep):
 
     The rules are those of Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
     Transformer" (JMLR 21(140), 2020, arXiv:1910.10683), section 2.2: a line is kept if it ends in a terminal
-    punctuation mark and has at least ``min_words_per_line`` words; lines that name Javascript, lines about policies
+    punctuation mark and has at least 3 words; lines that name Javascript, lines about policies
     and marks of citation are removed; a page is rejected if it contains "lorem ipsum" or a curly bracket, or if fewer
     than ``min_sentences`` sentences are left. The longest word and the phrases about policies are those of the program
     that made the corpus, whose minima are 3 sentences and 5 words. Sentences are counted by their ends, so an
@@ -46,13 +52,7 @@ class C4(RowStep):
     name: ClassVar[str] = "c4"
     field: TextField = Field("input", description="Text of a record that is the page: the input, the answer, or all.")
     terminal_punctuation: bool = Field(True, description="Remove lines that do not end like a sentence.")
-    min_words_per_line: int = Field(3, ge=0, description="Fewest words of a line that stays.")
     min_sentences: int = Field(5, ge=0, description="Fewest sentences of a page.")
-    max_word_length: int = Field(1000, ge=1, description="Most characters of a word in a line that stays.")
-    javascript: bool = Field(True, description="Remove lines that name Javascript.")
-    policies: bool = Field(True, description="Remove lines about cookies, privacy or terms of use.")
-    citations: bool = Field(True, description="Remove marks such as [1] and [citation needed] from lines.")
-    lorem_ipsum: bool = Field(True, description="Reject pages with placeholder text.")
     curly_brackets: bool = Field(True, description="Reject pages with a curly bracket.")
 
     def apply(self, table: pa.Table) -> Outcome:
@@ -79,7 +79,7 @@ class C4(RowStep):
         return reject_rows(table, self.name, rejections, facts)._replace(changed=changed)
 
     def _rejection(self, page: str, sentences: float, emptied: str | None) -> Rejection | None:
-        if self.lorem_ipsum and "lorem ipsum" in page.lower():
+        if "lorem ipsum" in page.lower():
             return Rejection("lorem ipsum", "placeholder text")
         if self.curly_brackets and "{" in page:
             return Rejection("curly bracket", "looks like code", float(page.count("{")))
@@ -90,18 +90,17 @@ class C4(RowStep):
 
     def _kept_lines(self, text: str) -> str:
         stripped = (line.strip() for line in text.split("\n"))
-        cited = (_CITATION.sub("", line).rstrip() for line in stripped) if self.citations else stripped
+        cited = (_CITATION.sub("", line).rstrip() for line in stripped)
         return "\n".join(line for line in cited if self._stays(line))
 
     def _stays(self, line: str) -> bool:
         words, lower = line.split(), line.lower()
         return not (
-            # At least one word: a blank line is no sentence, even where there is no minimum.
-            len(words) < max(self.min_words_per_line, 1)
+            len(words) < _MIN_WORDS_PER_LINE
             or (self.terminal_punctuation and (not line.endswith(_SENTENCE_ENDS) or line.endswith(_ELLIPSES)))
-            or (len(line) > self.max_word_length and max(map(len, words)) > self.max_word_length)
-            or (self.javascript and "javascript" in lower)
-            or (self.policies and any(phrase in lower for phrase in POLICY_PHRASES))
+            or (len(line) > _MAX_WORD_LENGTH and max(map(len, words)) > _MAX_WORD_LENGTH)
+            or "javascript" in lower
+            or any(phrase in lower for phrase in POLICY_PHRASES)
         )
 
 
@@ -125,30 +124,25 @@ class Fineweb(RowStep):
     min_punctuated_lines: float | None = Field(
         0.12, ge=0, le=1, description="The share of lines that end in punctuation must be above this."
     )
-    max_repeated_characters: float | None = Field(
-        0.1, ge=0, le=1, description="The share of characters in lines that occur earlier must be below this."
-    )
     max_short_lines: float | None = Field(0.67, ge=0, le=1, description="The share of short lines must be below this.")
-    short_line: int = Field(30, ge=0, description="Most characters of a short line.")
-    max_lines_per_word: float | None = Field(0.3, ge=0, description="Most line ends for each word.")
 
     def apply(self, table: pa.Table) -> Outcome:
         return apply_bounds(
             table,
             self.name,
-            _line_measures(joined_texts(table, self.field), self.short_line),
+            _line_measures(joined_texts(table, self.field)),
             [
                 Bound("lines without punctuation", "punctuated_lines", "more than", self.min_punctuated_lines),
                 Bound("short lines", "short_lines", "less than", self.max_short_lines),
-                Bound("repeated lines", "repeated_characters", "less than", self.max_repeated_characters),
-                Bound("few words a line", "lines_per_word", "at most", self.max_lines_per_word),
+                Bound("repeated lines", "repeated_characters", "less than", 0.1),
+                Bound("few words a line", "lines_per_word", "at most", 0.3),
             ],
         )
 
 
-def _line_measures(texts: Sequence[str], short_line: int) -> Measures:
+def _line_measures(texts: Sequence[str]) -> Measures:
     # Reshaped, because without texts the array would have no columns to take apart.
-    counts = np.array([_line_counts(text, short_line) for text in texts], dtype=np.float64).reshape(-1, 6)
+    counts = np.array([_line_counts(text) for text in texts], dtype=np.float64).reshape(-1, 6)
     lines, punctuated, short, repeated_characters, ends, words = counts.T
     return {
         "punctuated_lines": ratio(punctuated, lines),
@@ -158,12 +152,12 @@ def _line_measures(texts: Sequence[str], short_line: int) -> Measures:
     }
 
 
-def _line_counts(text: str, short_line: int) -> tuple[float, ...]:
+def _line_counts(text: str) -> tuple[float, ...]:
     lines = [line for line in map(str.strip, text.split("\n")) if line]
     return (
         len(lines),
         sum(line.endswith(_LINE_ENDS) for line in lines),
-        sum(len(line) <= short_line for line in lines),
+        sum(len(line) <= _SHORT_LINE for line in lines),
         repeated_shares(lines)[1],
         text.count("\n"),
         len(text.split()),

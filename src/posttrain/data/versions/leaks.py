@@ -253,8 +253,6 @@ def _suggest_fix(step: Decontaminate | None, threshold: float | None, ngram: int
         changes["ngram"] = ngram
     if step.share > 0:
         changes["share"] = 0
-    if step.ignore_above is not None and step.ignore_above < (_STRICT_STEP.ignore_above or 0):
-        changes["ignore_above"] = _STRICT_STEP.ignore_above or 0
     if not changes:
         return "`decontaminate` removes such records from training when the version is built again"
     settings = ", ".join(f"{name}: {value:g}" for name, value in changes.items())

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from posttrain.data.arrays import Indices
-from posttrain.data.duplicates.candidates import PERMUTATIONS, cached_minhash_sketch
+from posttrain.data.duplicates.candidates import cached_minhash_sketch
 from posttrain.data.duplicates.near_duplicates import cluster_near_duplicates
 from posttrain.data.reading.reader import read
 from posttrain.data.records.provenance import record_kinds
@@ -114,5 +114,5 @@ def overlapping(records: pa.Table, held_out: pa.Table) -> Rows:
 
 def _near_duplicates(records: pa.Table) -> Indices:
     texts = input_texts(records)
-    sketches = cached_minhash_sketch(tuple(texts), _THRESHOLD, _NGRAM, 0, PERMUTATIONS)
+    sketches = cached_minhash_sketch(tuple(texts), _THRESHOLD, _NGRAM)
     return cluster_near_duplicates(sketches, lambda rows: [texts[row] for row in rows], _THRESHOLD, _NGRAM)
