@@ -81,9 +81,13 @@ def test_mistakes_are_one_line(accounts: Any) -> None:
     for arguments, stdin, message in (
         (("add", "anna"), "", "standard input: there is no password; write it on the first line"),
         (("add", "anna"), "short", "the password has 5 characters"),
-        (("add", "a b"), PASSWORD, "`a b` is no name of an account"),
+        (("add", "a b"), PASSWORD, "`a b` cannot be the name of an account"),
         (("add", "OLGA"), PASSWORD, "the name `OLGA` is taken"),
-        (("add", "anna", "--role", "boss"), PASSWORD, "`boss` is no role; one of viewer, annotator, reviewer, owner"),
+        (
+            ("add", "anna", "--role", "boss"),
+            PASSWORD,
+            "`boss` is not a role; one of viewer, annotator, reviewer, owner",
+        ),
         (("close", "olga"), "", "`olga` is the only owner"),
         (("role", "olga", "--role", "viewer"), "", "`olga` is the only owner"),
         (("password", "nobody"), PASSWORD, "there is no account `nobody`"),

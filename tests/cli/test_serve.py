@@ -63,7 +63,7 @@ def test_unusable_addresses_folders_and_a_missing_package_are_refused(
     root = small()
     with pytest.raises(UserError, match="anyone who reaches this address could post; set POSTTRAIN_TOKEN"):
         serve(host="0.0.0.0", workspace=root)
-    with pytest.raises(UserError, match="--allowed-host: `http://x/` is no name of a host; give the name"):
+    with pytest.raises(UserError, match="--allowed-host: `http://x/` is not the name of a host; give the name"):
         serve(allowed_host=["http://x/"], workspace=root)
     with pytest.raises(UserError, match="there is no such folder"):
         serve(workspace=tmp_path / "nowhere")

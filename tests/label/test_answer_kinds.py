@@ -43,27 +43,27 @@ def test_answers_that_fit(kind: str, answer: Any, stored: Any) -> None:
     ("kind", "answer", "message"),
     [
         ("choice", "crad", "label `crad` is not in the label set; did you mean `card`"),
-        ("choice", 3, "3 is no label"),
+        ("choice", 3, "3 is not a label"),
         ("choices", "card", "the answer is a list of labels"),
         ("choices", ["card", "card"], "a label is given twice"),
         ("text", "  ", "an answer is a text that is not empty"),
-        ("text", "a\x00", "a character that is no text"),
-        ("text", "\ud800", "a character that is no text"),
+        ("text", "a\x00", "a character that is not text"),
+        ("text", "\ud800", "a character that is not text"),
         ("text", "x" * 100_001, "has 100,001 characters"),
         ("spans", [{"start": 0, "end": 18, "label": "card"}], "not within the 17 characters"),
         ("spans", [{"start": 3, "end": 3, "label": "card"}], "is not within"),
         ("spans", [{"start": 0, "end": 3}], "a span has the keys end, label, start"),
         ("spans", [{"start": True, "end": 3, "label": "card"}], "start is a whole number"),
         ("spans", [{"start": 0, "end": 3, "label": "card"}] * 2, "a span is given twice"),
-        ("rating", 6, "6 is no rating"),
+        ("rating", 6, "6 is not a rating"),
         ("rating", True, "a rating is a whole number"),
-        ("preference", 2, "2 is no preference"),
+        ("preference", 2, "2 is not a preference"),
         ("preference", 0.0, "a preference is a whole number"),
         ("ranking", [0, 1], "names each candidate once; order 0 to 2"),
         ("ranking", [0, 1, 1], "names each candidate once"),
         ("conversation", [ASSISTANT, USER], "the last turn must be the assistant's"),
         ("conversation", [], "the last turn must be the assistant's"),
-        ("conversation", [{"role": "boss", "content": "x"}], "`boss` is no role"),
+        ("conversation", [{"role": "boss", "content": "x"}], "`boss` is not a role"),
         ("conversation", [{"role": "user"}], "a turn has the keys content, role"),
     ],
 )
@@ -135,6 +135,6 @@ def test_each_answer_of_a_conversation_is_a_record() -> None:
 def test_items_without_candidates_and_unknown_kinds() -> None:
     with pytest.raises(UserError, match="no candidates to compare"):
         KINDS["ranking"].check([0, 1], Question({"text": "?"}, None))
-    with pytest.raises(UserError, match="`stars` is no kind of answers; one of choice, choices"):
+    with pytest.raises(UserError, match="`stars` is not a kind of answers; one of choice, choices"):
         answer_kind("stars")
     assert KINDS["preference"].records(0, PAIR)[0]["rejected"] == "second"

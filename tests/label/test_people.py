@@ -90,7 +90,7 @@ def test_pages_and_file_answer_one_batch(
     text = waiting(people, records, request)
     assert text == (
         "2 of 3 are decided, 1 answer is wanted; answer on the pages (posttrain serve) or in labels/round-1.csv, "
-        "then run again; or go on without the rest: posttrain run --partial"
+        "then run again; or continue without the rest: posttrain run --partial"
     )
     fill(file_of(tmp_path), ["loan", "card", "loan"])
     labelled = people.annotate(records, request)

@@ -95,7 +95,7 @@ class QueueContract(QueueFixtures):
         q.add_batch("b", "choice", new_items(1), labels=LABELS)
         with pytest.raises(UserError, match="label `crad` is not in the label set; did you mean `card`"):
             q.answer(1, "anna", "crad")
-        with pytest.raises(UserError, match="is no possible value of `seconds`"):
+        with pytest.raises(UserError, match="is not a possible value of `seconds`"):
             q.answer(1, "anna", "card", seconds=-1)
         for call in (lambda: q.answer(99, "anna", "card"), lambda: q.item(99), lambda: q.drop(99, "x")):
             with pytest.raises(NotFound, match="there is no item 99"):
@@ -106,7 +106,7 @@ class QueueContract(QueueFixtures):
             q.add_batch("b", "choice", new_items(1))
         with pytest.raises(UserError, match="a record is twice"):
             q.add_batch("c", "choice", new_items(1) * 2)
-        with pytest.raises(UserError, match="`chioce` is no kind of answers"):
+        with pytest.raises(UserError, match="`chioce` is not a kind of answers"):
             q.add_batch("c", "chioce", new_items(1))
         assert [batch.name for batch in q.batches()] == ["b"]
         assert q.progress("b").answers == 0

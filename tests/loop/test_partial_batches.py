@@ -158,7 +158,7 @@ def test_an_item_that_everybody_skips_holds_the_round_no_longer_than_people_want
         queue.skip(hard.item, name, "no idea")
     while (task := queue.next("anna")) is not None:
         queue.answer(task.item, "anna", truth[task.content["prompt"][-1]["content"]])
-    assert loop.run().endswith("run again; or go on without the rest: posttrain run --partial")
+    assert loop.run().endswith("run again; or continue without the rest: posttrain run --partial")
     loop.run(partial=True, until="dataset")
     assert batch_counts(state_of(loop, 1)) == BatchCounts(asked=12, answered=11, left=1, learned=11)
 

@@ -197,9 +197,9 @@ class TestMemoryArtifacts(RemoteContract):
     ("url", "message"),
     [
         ("nowhere://bucket/x", "`nowhere://` is not known"),
-        ("bucket/x", "no artifact URL"),
-        ("s3://", "no artifact URL"),
-        ("file://", "no artifact URL"),
+        ("bucket/x", "not an artifact URL"),
+        ("s3://", "not an artifact URL"),
+        ("file://", "not an artifact URL"),
         ("no_such_module:Store", "cannot import `no_such_module`"),
         ("json:JSONEncoder://bucket", "`json:JSONEncoder` is no artifact store; derive it from posttrain"),
     ],

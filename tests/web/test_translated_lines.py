@@ -100,7 +100,9 @@ def test_an_error_is_translated_with_its_remedy_and_its_names_stay() -> None:
     error = UserError("the name `choose another one` is taken", fix="choose another one")
     assert CHINESE.line(str(error)) == "用户名 `choose another one` 已被使用；请另选一个"
     assert Translator("en").line(str(error)) == str(error)
-    assert CHINESE.line("nobody translated this; go on with the next one") == ("nobody translated this；请继续下一条")
+    assert CHINESE.line("nobody translated this; continue with the next one") == (
+        "nobody translated this；请继续下一条"
+    )
     assert CHINESE.line("no such line") == "no such line"
 
 

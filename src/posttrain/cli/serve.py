@@ -103,12 +103,12 @@ def run_server(
     hosts = {name: host_name(name) for name in allowed_host}
     if wrong := [name for name, host in hosts.items() if not host]:
         fix = "give the name as in a URL, such as feedback.example.com"
-        raise UserError(f"`{wrong[0]}` is no name of a host", where="--allowed-host", fix=fix)
+        raise UserError(f"`{wrong[0]}` is not the name of a host", where="--allowed-host", fix=fix)
     if not workspace.is_dir():
         raise UserError("there is no such folder", where=str(workspace), fix="make it first")
     config = read_config(workspace) if (workspace / CONFIG_FILE).is_file() else None
     labels = config.task.with_labels_from(workspace).label_set if config else ()
-    # Creates the store if needed. Its lock is left to `posttrain run`, which works beside the server.
+    # Creates the store if needed. Its lock is left to `posttrain run`, which works at the same time.
     with open_store(workspace, write=True) as store:
         accounts = Accounts(store.metadata)
         by_link = not accounts.has_passwords()

@@ -52,7 +52,7 @@ def verify(root: Path, config: StoreConfig, *, quick: bool = False) -> Verificat
     if not (home / "format.json").exists():
         if not home.is_dir() or describe_work(Journal(home / JOURNAL), artifacts) is None:
             raise UserError("nothing is stored here yet", where=str(root), fix=f"posttrain run -w {root}")
-        finding = Finding(str(home / "format.json"), "is missing", f"posttrain run -w {root} writes it anew")
+        finding = Finding(str(home / "format.json"), "is missing", f"posttrain run -w {root} writes it again")
         return Verification([finding], {})
     try:
         workspace = Workspace.open(root, config, write=False)

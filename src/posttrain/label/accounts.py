@@ -248,12 +248,12 @@ def check_name(name: str) -> str:
     """Returns the name as it is stored.
 
     Raises:
-        UserError: it is no name of an account.
+        UserError: an account cannot have this name.
     """
     name = _normalize(name).strip()
     if not _NAME.fullmatch(name):
         fix = "up to 80 letters, digits and . _ - @ +, a letter or digit first"
-        raise UserError(f"`{name[:40]}` is no name of an account", fix=fix)
+        raise UserError(f"`{name[:40]}` cannot be the name of an account", fix=fix)
     scripts = {unicodedata.name(letter, "").split()[0] for letter in name if letter.isalpha()}
     # A Cyrillic a looks like a Latin one: olga and olg\u0430 would pass for one person.
     if len(scripts & _ALIKE) > 1:

@@ -34,7 +34,7 @@ class AnnotationRequest:
         reasons: Why each record was selected, in words; None for none.
         candidates: Two answers to choose between for each record, in a loop on preferences; None elsewhere.
         selection: Id of the selection's artifact; None for none.
-        partial: True to go on with the answers that are there, at least one.
+        partial: True to continue with the answers that are there, at least one.
     """
 
     round: int

@@ -161,7 +161,7 @@ class Rating(AnswerKind):
     def check(self, answer: Any, item: Question) -> Any:
         rating = _integer(answer, "a rating")
         if not 1 <= rating <= _RATINGS:
-            raise UserError(f"{rating} is no rating", fix=f"give a number from 1 to {_RATINGS}")
+            raise UserError(f"{rating} is not a rating", fix=f"give a number from 1 to {_RATINGS}")
         return rating
 
     def records(self, answer: Any, item: Question) -> list[dict[str, Any]]:
@@ -180,7 +180,7 @@ class Preference(AnswerKind):
         if answer == "tie":
             return answer
         if _integer(answer, "a preference") not in (0, 1):
-            raise UserError(f"{answer} is no preference", fix='give 0, 1 or "tie"')
+            raise UserError(f"{answer} is not a preference", fix='give 0, 1 or "tie"')
         return answer
 
     def records(self, answer: Any, item: Question) -> list[dict[str, Any]]:
@@ -217,7 +217,7 @@ class Conversation(AnswerKind):
         for turn in _list(answer, "a list of turns"):
             _object(turn, {"role", "content"}, "a turn")
             if turn["role"] not in _ROLES:
-                raise UserError(f"`{shorten(str(turn['role']))}` is no role", fix=f"one of {', '.join(_ROLES)}")
+                raise UserError(f"`{shorten(str(turn['role']))}` is not a role", fix=f"one of {', '.join(_ROLES)}")
             turns.append({"role": turn["role"], "content": _text(turn["content"], "a turn")})
         if not turns or turns[-1]["role"] != "assistant":
             raise UserError("the last turn must be the assistant's")
@@ -251,7 +251,7 @@ def answer_kind(name: str) -> AnswerKind:
         UserError: there is no such kind.
     """
     if name not in KINDS:
-        raise UserError(f"`{shorten(name)}` is no kind of answers", fix=f"one of {', '.join(KINDS)}")
+        raise UserError(f"`{shorten(name)}` is not a kind of answers", fix=f"one of {', '.join(KINDS)}")
     return KINDS[name]
 
 
@@ -283,7 +283,7 @@ def _pairs(item: Question, best_first: Sequence[str]) -> list[dict[str, Any]]:
 
 def _label(answer: Any, labels: Sequence[str] | None) -> str:
     if not isinstance(answer, str):
-        raise UserError(f"{shorten(str(answer))} is no label", fix="give a label as text")
+        raise UserError(f"{shorten(str(answer))} is not a label", fix="give a label as text")
     if labels is not None and answer not in labels:
         raise UserError(f"label `{shorten(answer)}` is not in the label set", fix=suggest(answer, labels))
     return answer
@@ -296,7 +296,7 @@ def _text(answer: Any, name: str) -> str:
         raise UserError(f"{name} has {len(answer):,} characters", fix=f"at most {_LONGEST:,}")
     # PostgreSQL's JSON holds neither, and no file of text does.
     if "\x00" in answer or any("\ud800" <= character <= "\udfff" for character in answer):
-        raise UserError(f"{name} holds a character that is no text", fix="remove it")
+        raise UserError(f"{name} holds a character that is not text", fix="remove it")
     return answer
 
 

@@ -129,7 +129,7 @@ def fill_labels(text: str, source: str, labels: Mapping[str, str]) -> str:
         labels: The label of each record to fill in.
 
     Raises:
-        UserError: the text has no column ``id`` or ``label``, or is no CSV.
+        UserError: the text has no column ``id`` or ``label``, or is not CSV.
     """
     rows = [values for _, values in _rows(text, source)]
     output = io.StringIO(newline="")

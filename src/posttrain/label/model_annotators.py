@@ -159,7 +159,7 @@ class VoteTeacher(Teacher):
 
 
 def count_votes(ballots: Sequence[Predictions]) -> Predictions:
-    """Returns the answer that most models give; its confidence is their share. A tie is no answer."""
+    """Returns the answer that most models give; its confidence is their share. A tie has no answer."""
     answers: list[str | None] = []
     shares: list[float] = []
     for votes in zip(*(ballot.answers for ballot in ballots), strict=True):

@@ -23,7 +23,7 @@ FILE = "file"
 """Name of the annotator whose answers stand in the CSV file."""
 
 _PAGES = " or answer on the pages (posttrain label serve)"
-_PARTIAL = "; or go on without the rest: posttrain run --partial"
+_PARTIAL = "; or continue without the rest: posttrain run --partial"
 
 PREFERENCES: Mapping[str, int | str] = {"a": 0, "b": 1, "tie": "tie"}
 """A preference as the CSV file has it, and as the queue."""
@@ -74,7 +74,7 @@ class PeopleAnnotator(Annotator):
 
         Raises:
             Waiting: answers are missing.
-            UserError: there is none at all to go on with, or the file has a fault.
+            UserError: there is no answer to continue with, or the file has a fault.
         """
         name = self.file_name(batch_name)
         path = request.folder / name
@@ -93,7 +93,7 @@ class PeopleAnnotator(Annotator):
             message = f"{filled} of {batch.num_rows} are filled in {name}; fill the rest, then run again"
         progress = self.queue.progress(batch_name)
         if progress.undecided:
-            # A batch that nobody could see yet is no partial one.
+            # A batch that nobody could see yet is not a partial one.
             if is_new or not request.partial:
                 if progress.review or progress.answers + progress.dropped > filled or filled == batch.num_rows:
                     message = _describe(progress, name)
@@ -154,8 +154,8 @@ class PeopleAnnotator(Annotator):
     ) -> int:
         """Brings the answers of the annotator ``file`` in line with the CSV file; returns the number of its rows.
 
-        A skipped row is dropped, as the file speaks for whoever runs the loop. Rows without a label or a mark do not
-        count.
+        A skipped row is dropped, as the file speaks for the person who runs the loop. Rows without a label or a mark
+        do not count.
 
         Raises:
             UserError: as `import_labels`.

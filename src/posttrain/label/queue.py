@@ -58,14 +58,14 @@ class Queue(LeaseQueries):
 
         Raises:
             NotFound: there is no such item.
-            Conflict: he has answered it differently, or it was decided or given to others meanwhile.
+            Conflict: the annotator has answered it differently, or it was decided or given to others meanwhile.
             UserError: the answer does not fit the item.
         """
         values = {"status": "answered", "answer": answer, "note": note, "seconds": seconds}
         return self._submit(item, annotator, values | {"confidence": confidence})
 
     def skip(self, item: int, annotator: str, reason: str | None = None, *, seconds: float | None = None) -> Receipt:
-        """Leaves an item to others; he is not shown it again. An item that many skip goes to review.
+        """Skips an item: it is not offered to this annotator again. An item that many skip goes to review.
 
         Raises:
             NotFound, Conflict: as `answer`.
@@ -75,7 +75,7 @@ class Queue(LeaseQueries):
     def flag(
         self, item: int, annotator: str, note: str, answer: Any = None, *, seconds: float | None = None
     ) -> Receipt:
-        """Sends an item to review, with a note that says what is wrong with it, and an answer if he has one.
+        """Sends an item to review, with a note that says what is wrong with it, and an answer if the annotator has one.
 
         Raises:
             NotFound, Conflict: as `answer`.
@@ -84,14 +84,14 @@ class Queue(LeaseQueries):
         return self._submit(item, annotator, {"status": "flagged", "note": note, "answer": answer, "seconds": seconds})
 
     def undo(self, annotator: str, item: int | None = None) -> Task | None:
-        """Takes back the annotator's last answer, skip or flag in an open batch, and leases him the item again.
+        """Takes back the annotator's last answer, skip or flag in an open batch, and leases them the item again.
 
         Args:
             annotator: Name of the account.
             item: The item that it is expected to be of: sent twice, it undoes one answer and not two.
 
         Returns:
-            The item as he sees it; None if others are answering a skipped one meanwhile.
+            The item as they see it; None if others are answering a skipped one meanwhile.
 
         Raises:
             NotFound: there is nothing to undo.
@@ -117,7 +117,7 @@ class Queue(LeaseQueries):
             return task_of(row, annotator, self._lease(connection, row["id"], annotator))
 
     def set_answer(self, item: int, annotator: str, answer: Any) -> bool:
-        """Makes this the annotator's answer, in place of another one or of none; None takes his answer back.
+        """Sets the annotator's answer, replacing any earlier one; None withdraws it.
 
         For answers in a file, which people edit until the batch is closed.
 
@@ -146,7 +146,7 @@ class Queue(LeaseQueries):
             return True
 
     def _withdraw(self, connection: Connection, item: int, answer_id: int, annotator: str) -> Mapping[str, Any]:
-        """Undoes an answer and decides its item anew; returns the item's row."""
+        """Undoes an answer and decides its item again; returns the item's row."""
         row = self._locked_item(connection, item)
         # Locked before its status is read: the loop may be taking the answers up.
         if self._locked_batch(connection, row["batch"]).status != "open":
@@ -230,11 +230,11 @@ class Queue(LeaseQueries):
 
 def _require_answerable(row: Mapping[str, Any], others: int, *, holds: bool) -> None:
     if row["batch_status"] != "open" and row["status"] in ("open", "review"):
-        raise Conflict("the batch was closed without an answer to this item", fix="go on with the next one")
+        raise Conflict("the batch was closed without an answer to this item", fix="continue with the next one")
     if row["batch_status"] != "open" or row["status"] in ("done", "dropped"):
-        raise Conflict("this item was decided meanwhile", fix="go on with the next one")
+        raise Conflict("this item was decided meanwhile", fix="continue with the next one")
     if row["expected"] is None and not holds and row["answered"] + others >= row["wanted"]:
-        raise Conflict("others are answering this item", fix="go on with the next one")
+        raise Conflict("others are answering this item", fix="continue with the next one")
 
 
 def _check_value(name: str, value: Any) -> None:
@@ -242,4 +242,4 @@ def _check_value(name: str, value: Any) -> None:
         if len(value) > _LONGEST_NOTE or "\x00" in value:
             raise UserError(f"a note has at most {_LONGEST_NOTE:,} characters, and no NUL among them")
     elif value is not None and not 0 <= value <= (1 if name == "confidence" else 1e6):
-        raise UserError(f"{value} is no possible value of `{name}`")
+        raise UserError(f"{value} is not a possible value of `{name}`")

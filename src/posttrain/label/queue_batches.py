@@ -72,7 +72,7 @@ class BatchQueries:
             kind: One of `posttrain.label.answer_kinds.KINDS`.
             items: The items; without priorities the first is shown first.
             labels: The closed label set; None for open-ended answers.
-            gold: Items with ``expected``, which are mixed in and are no part of the result.
+            gold: Items with ``expected``, which are mixed in and do not belong to the result.
             round: The round that waits for the batch.
             selection: The artifact that the items are from.
             seed: Decides which items are checked, which gold items are shown when, and which suggestions are planted.
@@ -233,7 +233,7 @@ class BatchQueries:
     def add_guideline(self, text: str, author: str, note: str | None = None) -> int:
         """Adds a version of the guideline in Markdown, which counts from now on; returns its number, from 1.
 
-        A text that is the newest version's is no new version.
+        A text that is the newest version's adds no version.
         """
         with self.metadata.transaction() as connection:
             lock_table(connection, guidelines)

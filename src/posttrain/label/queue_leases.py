@@ -29,22 +29,22 @@ class LeaseQueries(ReviewQueries):
         self._commits = CommitGroup(metadata)
 
     def next(self, annotator: str, batch: str | None = None, besides: Sequence[int] = ()) -> Task | None:
-        """Leases the annotator the next item, or returns the item that he has a lease of, with a new end.
+        """Leases the annotator the next item, or returns the item that they have a lease of, with a new end.
 
-        Never an item that he has answered, skipped or flagged, and never one that others are answering already as often
-        as it is wanted. The oldest open batch comes first, and in it the highest priority; at the batch's rate, decided
-        by the annotator's name and his count, a gold item comes in between.
+        Never an item that they have answered, skipped or flagged, and never one that others are answering already as
+        often as it is wanted. The oldest open batch comes first, and in it the highest priority; at the batch's rate,
+        decided by the annotator's name and the count of their answers, a gold item comes in between.
 
         Args:
             annotator: Name of the account.
             batch: Only items of this batch; None: of every open one.
-            besides: Items that he has a lease of already: a page fetches the next one while the present one is shown.
+            besides: Items that they have a lease of: a page fetches the next one while the present one is shown.
 
         Returns:
-            None if there is nothing for him to answer at the moment.
+            None if there is nothing for them to answer at the moment.
 
         Raises:
-            PausedError: his account is paused; the message is the sentence to him.
+            PausedError: the account is paused; the message is the sentence to its person.
         """
         return self._commits.run(lambda: self._next(annotator, batch, besides))
 
@@ -66,7 +66,7 @@ class LeaseQueries(ReviewQueries):
         return self._commits.run(work, order=item)
 
     def give_back(self, item: int, annotator: str) -> None:
-        """Ends the lease of an item unanswered, so that others are given it at once; he may be given it again."""
+        """Ends the lease of an item unanswered, so that others are given it at once, or the annotator again."""
         with self.metadata.transaction() as connection:
             connection.execute(delete(label_leases).where(lease_of(item, annotator)))
 

@@ -77,7 +77,7 @@ def settle(
         return Outcome("review", count)
     if skipped >= SKIPS or (skipped and nobody_left()):
         return Outcome("review", base)
-    # More than the base after an undo: those who were asked because of a disagreement may go on.
+    # More than the base after an undo: those who were asked because of a disagreement may still answer.
     return Outcome("open", max(base, at_least))
 
 
@@ -215,7 +215,8 @@ class ReviewQueries(BatchQueries):
             return None  # the answers of a file, say, which nobody is shown
         sentence = (
             f"Thank you for your work so far. {right} of your last {count} answers to items that were checked before "
-            "are as we expected, so let us talk the guideline over before you go on; an owner will resume your account."
+            "are as we expected, so let us talk the guideline over before you continue; an owner will resume your "
+            "account."
         )
         self._set_paused(annotator, ACTOR, sentence)
         return sentence

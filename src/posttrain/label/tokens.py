@@ -17,7 +17,7 @@ from posttrain.store.label_tables import accounts, tokens
 from posttrain.store.metadata import Metadata
 
 RANKS = {"viewer": 0, "annotator": 1, "reviewer": 2, "owner": 3}
-"""Roles that can sign in; each may do everything that those below it may. `model` is none of them."""
+"""Roles that can sign in; each may do everything that those below it may. `model` is not one of them."""
 
 SESSION_IDLE = timedelta(hours=12)
 SESSION_LONGEST = timedelta(days=14)
@@ -246,7 +246,7 @@ def check_role(role: str) -> None:
         UserError: it cannot.
     """
     if role not in RANKS:
-        raise UserError(f"`{role[:40]}` is no role", fix=f"one of {', '.join(RANKS)}")
+        raise UserError(f"`{role[:40]}` is not a role", fix=f"one of {', '.join(RANKS)}")
 
 
 def token_id(secret: str) -> str:

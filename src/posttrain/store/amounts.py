@@ -18,7 +18,7 @@ _AMOUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*([A-Za-z%]*)")
 
 
 def read_amount(text: str, units: Mapping[str, int]) -> tuple[float, str] | None:
-    """Returns the number of an amount and its unit, which is empty if it has none; None for what is no amount.
+    """Returns the number of an amount and its unit, which is empty if it has none; None for anything else.
 
     Args:
         text: such as ``2 GiB``, ``100M`` or ``1e9``; a unit's case does not matter.

@@ -123,7 +123,7 @@ class ArtifactStore(ABC):
         Nobody can see the artifact yet. Its id is known now, so that a caller can record it before `publish`.
         """
         if not _KIND.fullmatch(kind):
-            raise ValueError(f"{kind!r} is no artifact kind: lower-case letters, digits and _")
+            raise ValueError(f"{kind!r} is not an artifact kind: lower-case letters, digits and _")
         with disk_errors(folder):
             files = folder_files(folder)
             if MANIFEST in files:
@@ -219,10 +219,10 @@ def parse_manifest(content: bytes) -> Artifact:
         files = {name: FileEntry(entry["sha256"], entry["size"]) for name, entry in values["files"].items()}
         kind, meta = values["kind"], values["meta"]
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"no manifest: {error}") from error
+        raise ValueError(f"not a manifest: {error}") from error
     # The names become paths: a foreign manifest must not lead a download or a restored backup out of its folder.
     if outside := [name for name in files if name.startswith("/") or ".." in name.split("/")]:
-        raise ValueError(f"no manifest: {outside[0]!r} lies outside the artifact")
+        raise ValueError(f"not a manifest: {outside[0]!r} lies outside the artifact")
     return Artifact(f"{kind}-{hashlib.sha256(content).hexdigest()[:16]}", kind, meta, files)
 
 
@@ -258,7 +258,7 @@ def find_damage(folder: Path, artifact: Artifact, *, checksums: bool = True) -> 
             problems.append(f"{name} differs from its checksum")
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        # Hidden files are no damage: desktops and network file systems (`.DS_Store`, `.nfs*`) leave them anywhere.
+        # Hidden files are not damage: desktops and network file systems (`.DS_Store`, `.nfs*`) leave them anywhere.
         if path.is_file() and name not in artifact.files and name != MANIFEST and not path.name.startswith("."):
             problems.append(f"{name} does not belong to it")
     return problems

@@ -198,7 +198,7 @@ def _home_files(home: Path, marks: Sequence[Path]) -> Iterator[Path]:
 
 
 def _named_files(root: Path) -> Iterator[Path]:
-    """Yields the config, the files that it names, those that posttrain writes beside it, and modules of one's own."""
+    """Yields the config, the files that it names, those that posttrain writes next to it, and modules of the user."""
     config = root / CONFIG_FILE
     texts = list(_texts(read_yaml(config))) if config.is_file() else []
     # Of `package.module:Name`, the package; another one is in the workspace if it has an `__init__.py`.
@@ -218,7 +218,7 @@ def _named_files(root: Path) -> Iterator[Path]:
 
 def _matches(root: Path, name: str) -> list[Path]:
     """Returns the paths below ``root``, outside `.posttrain`, that a text of the config names, itself or as a glob."""
-    # A text of the config may be anything: what is no path, or leads elsewhere, matches nothing.
+    # A text of the config may be anything: what is not a path, or leads elsewhere, matches nothing.
     if "\x00" in name:
         return []
     path = os.path.normpath(os.path.join(root, os.path.expanduser(name)))
@@ -384,4 +384,4 @@ def _read_backup(artifact: Artifact) -> Backup:
             rows=meta["rows"],
         )
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{id} is no backup: {error}") from None
+        raise ValueError(f"{id} is not a backup: {error}") from None

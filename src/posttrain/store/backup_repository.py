@@ -170,7 +170,7 @@ def open_repository(location: str, home: Path) -> Iterator[BackupRepository]:
         home: A folder for temporary files.
 
     Raises:
-        UserError: there is nothing of the name, or it is no tar file.
+        UserError: nothing has the name, or it is not a tar file.
     """
     path = Path(location)
     if "://" in location:

@@ -101,7 +101,7 @@ class _Write:
         try:
             self.result = self.function()
         except UserError as error:
-            # The transaction can go on only without a trace of this write.
+            # The transaction can continue only without a trace of this write.
             if not is_user_mistake(error) or database.count_changes() > changes:
                 raise
             self.error = error

@@ -295,7 +295,7 @@ def hide_password(url: str, where: str = _CONFIG_KEY) -> str:
         where: The config key that it comes from.
 
     Raises:
-        UserError: it is no URL.
+        UserError: it is not a URL.
     """
     return _parse(url, where).render_as_string(hide_password=True)
 
@@ -303,7 +303,7 @@ def hide_password(url: str, where: str = _CONFIG_KEY) -> str:
 def _parse(url: str, where: str = _CONFIG_KEY) -> URL:
     try:
         parsed = make_url(url)
-    except (ArgumentError, ValueError):  # the latter of a port that is no number
+    except (ArgumentError, ValueError):  # the latter of a port that is not a number
         raise UserError("no database URL", where=where, fix="such as postgresql://user@host/name") from None
     backend = parsed.get_backend_name()
     if backend not in ("sqlite", "postgresql"):
@@ -341,7 +341,7 @@ def _engine(url: URL) -> Engine:
 
 
 def _read_json(text: str) -> Any:
-    """Reads a JSON column of an SQLite file, which holds any text; PostgreSQL refuses what is no JSON."""
+    """Reads a JSON column of an SQLite file, which holds any text; PostgreSQL refuses what is not JSON."""
     try:
         return json.loads(text)
     except ValueError:

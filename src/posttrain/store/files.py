@@ -251,7 +251,7 @@ def copy_files(source: Path, target: Path) -> None:
     Raises:
         ValueError: something in ``source`` is neither a file nor a folder.
     """
-    # Not `shutil.copytree`, which goes on after an error, and hides a full disk in an error of its own.
+    # Not `shutil.copytree`, which continues after an error, and hides a full disk in an error of its own.
     for name, path in folder_files(source).items():
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target / name)

@@ -59,7 +59,7 @@ def _check(value: Any, location: str) -> None:
             raise TypeError(f"{location}: {type(value).__name__} has no JSON form")
         for key, inner in value.items():
             if not isinstance(key, str):
-                raise TypeError(f"{location}: key {key!r} is no string")
+                raise TypeError(f"{location}: key {key!r} is not a string")
             _check(inner, f"{location}.{key}")
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(value):
@@ -78,7 +78,7 @@ class CheckedLines:
     Attributes:
         values: Objects of the intact lines, without their checksums.
         numbers: 1-based line number of each value.
-        damaged: 1-based numbers of the lines whose checksum does not match, or that are no JSON; an unfinished last
+        damaged: 1-based numbers of the lines whose checksum does not match, or that are not JSON; an unfinished last
             line is not among them.
         holes: Those of the damaged lines that `has_hole`.
         whole: Bytes up to the end of the last finished line; what follows is an unfinished write.
@@ -104,7 +104,7 @@ def encode_line(value: Mapping[str, Any]) -> bytes:
 
 
 def decode_line(line: bytes) -> dict[str, Any] | None:
-    """Returns the object of a line without its end; None if the checksum does not match, or the line is no JSON."""
+    """Returns the object of a line without its end; None if the checksum does not match, or the line is not JSON."""
     rest = line[_PREFIX_BYTES:]
     if line[:_PREFIX_BYTES] != b'%s%s",' % (_START, xxhash.xxh3_64_hexdigest(rest).encode()):
         return None
@@ -132,7 +132,7 @@ def has_hole(line: bytes, offset: int) -> bool:
 
 def read_lines(raw: bytes) -> CheckedLines:
     """Reads every line of a file's bytes."""
-    # A last line without its end was being written when the process died: it was never confirmed, so it is no damage.
+    # A last line without its end was being written when the process died: it was never confirmed, so it is not damage.
     lines, position = CheckedLines(whole=raw.rfind(b"\n") + 1), 0
     ends: list[int] = []
     for number, line in enumerate(raw[: lines.whole].split(b"\n")[:-1], 1):
@@ -146,7 +146,7 @@ def read_lines(raw: bytes) -> CheckedLines:
                 lines.holes.append(number)
         position += len(line) + 1
         ends.append(position)
-    # Nor was one confirmed whose end is there and whose middle is not.
+    # A line with its end but with NUL sectors inside was never confirmed either.
     while ends and lines.holes[-1:] == [len(ends)]:
         lines.holes.pop()
         lines.damaged.pop()

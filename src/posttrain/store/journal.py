@@ -224,7 +224,7 @@ class JournaledDatabase(Database):
 
     @contextmanager
     def savepoint(self) -> Iterator[Connection]:
-        """Begins a part of a transaction that an exception undoes alone, while the transaction goes on."""
+        """Begins a part of a transaction that an exception undoes alone, while the transaction continues."""
         with self.transaction() as connection:
             noted = len(self._changes)
             try:
@@ -359,7 +359,7 @@ def read_rows(connection: Connection, table: Table) -> dict[tuple[Any, ...], dic
 
 
 def _as_text(connection: Connection, column: Column[Any]) -> ColumnElement[Any]:
-    # As texts: one value that is no JSON or no time must not hide all other rows.
+    # As texts: one value that is not JSON or not a time must not hide all other rows.
     if isinstance(column.type, JSON) and connection.dialect.name == "postgresql":
         # Its driver parses JSON by itself, after which the text "1" and the number 1 look alike.
         return cast(column, Text)

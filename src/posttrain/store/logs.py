@@ -49,7 +49,7 @@ def log_to_file(path: Path) -> Iterator[None]:
 
 
 class _QuietFileHandler(RotatingFileHandler):
-    """A log file whose disk may be full: the work goes on, and its output is not disturbed."""
+    """A log file whose disk may be full: the work continues, and its output is not disturbed."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass

@@ -20,7 +20,7 @@ class PathProblem(NamedTuple):
 
 
 def path_problem(path: Path) -> PathProblem | None:
-    """Returns the problem of a path that no file or folder can have, or None; a missing file is no problem here."""
+    """Returns the problem of a path that no file or folder can have, or None; a missing file is not a problem here."""
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):

@@ -94,7 +94,7 @@ def _lines(description: str, total: int, unit: str) -> Iterator[Advance]:
         nonlocal done, last
         done += count
         now = time.monotonic()
-        # Not at the end: whoever opened the task logs its result.
+        # Not at the end: the caller that opened the task logs its result.
         if now - last >= _LOG_EVERY_SECONDS and 0 < done < total:
             last = now
             rate = done / (now - start)

@@ -54,7 +54,7 @@ class RebuiltDatabase:
 def rebuild_database(root: Path, config: StoreConfig) -> RebuiltDatabase | None:
     """Rebuilds the workspace's database; returns None, and changes nothing, if it is healthy.
 
-    A damaged SQLite file stays beside the new one under another name.
+    A damaged SQLite file stays next to the new one under another name.
 
     Raises:
         UserError: there is nothing to rebuild from, another process works here, or a server's database is damaged but

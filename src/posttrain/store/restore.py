@@ -188,7 +188,7 @@ def _make_room(home: Path, *, replace: bool) -> Path | None:
     with ExitStack() as locks:
         locks.enter_context(hold_lock(home / "lock"))
         if (home / "inbox").is_dir():
-            # A server that collects would go on writing into the renamed folder.
+            # A server that collects would keep writing into the renamed folder.
             locks.enter_context(hold_lock(home / "inbox" / "lock", busy_message="another posttrain collects feedback"))
         with disk_errors(home):
             os.rename(home, target)

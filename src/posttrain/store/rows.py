@@ -98,7 +98,7 @@ class Deployment:
 
 @dataclass(frozen=True)
 class Canary:
-    """A model that takes a share of the requests beside the champion, until outcomes decide.
+    """A model that takes a share of the requests next to the champion, until outcomes decide.
 
     Attributes:
         champion_id: The model that it is compared with.

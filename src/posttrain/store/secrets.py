@@ -27,7 +27,7 @@ _PATTERNS = [re.compile(pattern, re.IGNORECASE) for pattern in _IN_TEXT]
 
 _SECRET_KEY = re.compile(rf"(?:.*[-_])?(?:{_WORDS})", re.IGNORECASE)
 
-# Whoever knows such a URL may call it: its path is the password.
+# Anybody who knows such a URL may call it: its path is the password.
 _SECRET_URL_KEYS = ("webhook",)
 
 

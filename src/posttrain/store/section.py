@@ -20,7 +20,7 @@ _CUTOFF = 0.7  # from this likeness on, an unknown key is taken for a mistyped o
 class Section(BaseModel):
     """A section of ``posttrain.yaml``. Immutable; an unknown key is an error.
 
-    Numbers are finite, integers have at most 32 bits, and true and false are no numbers.
+    Numbers are finite, integers have at most 32 bits, and true and false are not numbers.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
@@ -163,7 +163,7 @@ def describe_alias(alias: tuple[str, str]) -> str:
 
 
 def _listing(section: type[BaseModel], parents: list[str]) -> str | None:
-    """Names the command that lists the keys beside an unknown one; None if no command does."""
+    """Names the command that lists the keys after an unknown one; None if no command does."""
     command = getattr(section, "key_list", None)
     if command is None:
         return None

@@ -19,7 +19,7 @@ from posttrain.store.tables import schema
 
 RESTORE = "posttrain restore BACKUP --damaged; `posttrain run` builds it again where a round in progress needs it"
 
-_DELETE_JOURNAL = "remove the file: the next `posttrain run` writes it anew from the database"
+_DELETE_JOURNAL = "remove the file: the next `posttrain run` writes it again from the database"
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def verify_artifacts(artifacts: ArtifactStore, rows: dict[str, ArtifactRow], *, 
         rows: The database's rows of artifacts by id.
         quick: True compares sizes, and reads no file but the manifests.
     """
-    # An artifact without a row is no damage: a killed build leaves one, and the next run takes it over.
+    # An artifact without a row is not damage: a killed build leaves one, and the next run takes it over.
     ids = sorted({*artifacts.ids(), *rows})
     findings = []
     with progress_bar("verifying", len(ids), "artifacts") as advance:
@@ -104,7 +104,7 @@ def _unreadable_meta(connection: Connection, location: str) -> Iterator[Finding]
             if isinstance(meta, str):
                 json.loads(meta)
         except ValueError:
-            yield Finding(f"{location}, artifacts, row {id}", "`meta` is no JSON", RECOVER)
+            yield Finding(f"{location}, artifacts, row {id}", "`meta` is not JSON", RECOVER)
 
 
 def database_finding(location: str, error: Exception) -> Finding:

@@ -52,7 +52,7 @@ def open_artifacts(url: str | None, home: Path) -> ArtifactStore:
     if name in STORES and (location or name not in STORES.builtin):
         return STORES.load(name, "store.artifacts").open(location, home)
     if not separator or not location:
-        raise UserError(f"`{url}` is no artifact URL", where="store.artifacts", fix="such as s3://bucket/prefix")
+        raise UserError(f"`{url}` is not an artifact URL", where="store.artifacts", fix="such as s3://bucket/prefix")
     # Here, as fsspec is slow to import.
     from posttrain.store.remote_artifacts import RemoteArtifacts
 

@@ -98,7 +98,7 @@ _INTEGER, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Rejects keys that stand twice or are no words, text that no file can hold, and files that are bombs."""
+    """Rejects keys that stand twice or are not words, text that no file can hold, and files that are bombs."""
 
     # Without YAML 1.1's numbers to the base 60, where `1:30` is 90, and octal ones, where `010` is 8.
     yaml_implicit_resolvers: ClassVar[dict[Any, Any]] = {  # type: ignore[misc]  # the stubs have it by instance

@@ -68,7 +68,9 @@ def test_people_are_answered_in_their_language_and_programs_in_english(server: A
         {"answer": "cards"},
         "Thank you for your work so far. 3 of your last 9 answers to items that were ",
     )
-    sentence += "checked before are as we expected, so let us talk the guideline over before you go on; an owner will "
+    sentence += (
+        "checked before are as we expected, so let us talk the guideline over before you continue; an owner will "
+    )
     sentence += "resume your account."
     path = f"/api/items/{shown['item']}/answer"
     assert "is not in the label set" in annotator.post(path, json=answer).json()["error"]

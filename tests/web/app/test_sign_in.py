@@ -145,7 +145,7 @@ def test_an_invitation_makes_one_account_of_its_role(server: Any) -> None:
     assert "as reviewer" in client.get("/invitation", params={"token": secret}).text
     for change, message in (
         ({"repeat": "other"}, "The two passwords differ."),
-        ({"name": "a b"}, "is no name of an account"),
+        ({"name": "a b"}, "cannot be the name of an account"),
         ({"name": "OWNER"}, "is taken"),
         ({"password": "short", "repeat": "short"}, "the password has 5 characters"),
     ):

@@ -48,7 +48,7 @@ def suggestion_bias(answers: pa.Table, outcomes: Outcomes, rate: float) -> list[
         )
         for control, count, n in controls:
             tests += 1
-            # One error more, so that a short series without any is no proof of perfection. More than the own errors in
+            # One error more, so that a short series without any does not prove perfection. More than the own errors in
             # any case: who clicks at random accepts wrong suggestions too, and is found as that.
             usual = max(own, (count + 1) / (n + 2))
             if n and share.value >= usual + 0.15:
@@ -143,7 +143,7 @@ def one_answer(votes: Votes, reference: Integers, rate: float) -> list[Finding]:
             tests += 1
             count, n = int(given[index, label]), int(asked[index, label])
             others, of = int(given[:, label].sum()) - count, int(asked[:, label].sum()) - n
-            # Of all labels together too: whoever clicks at random gives every label where it is wrong.
+            # Of all labels together too: somebody who clicks at random gives every label where it is wrong.
             rest = (given[index].sum() - count) / max(asked[index].sum() - n, 1)
             if not of:
                 continue
@@ -189,7 +189,7 @@ def random_answers(votes: Votes, reference: Integers, rate: float) -> list[Findi
     half = float(np.median(list(kappas.values()))) / 2
     candidates = []
     for index in enough:
-        # Half the team's kappa, and still little in itself: somebody mediocre is no random clicker.
+        # Half the team's kappa, and still little in itself: somebody mediocre does not click at random.
         if kappas[index] < min(half, 0.3):
             expected = chance[index] + min(half, 0.3) * (1 - chance[index])
             p_value = 1 - count_exceeds(agreed[index] + 1, sizes[index], expected)

@@ -1,4 +1,4 @@
-"""The quality report of a queue's answers as the pages and the API show it, computed beside them and kept."""
+"""The quality report of a queue's answers as the pages and the API show it, computed in a thread and kept."""
 
 import re
 import time
