@@ -295,7 +295,7 @@ def test_bad_input(make_model: Any, make_adapter: Any, tmp_path: Path) -> None:
     refused("0 is not between", [model], rank=0)
     refused("is an integer, not `2.5`", [model], rank=2.5)
     refused("needs the model that all were trained from", [model], base=None)
-    refused("no adapter, and only adapters are concatenated", [model], method="concatenate_lora")
+    refused("is not an adapter, and only adapters are concatenated", [model], method="concatenate_lora")
     adapter = make_adapter(base, "adapter")
     refused("the base of an adapter is an adapter itself", [model], base=f"{base}+{adapter}")
     refused(f"is an adapter on {base}, and the base is {copy}", [adapter], method="concatenate_lora", base=copy)

@@ -135,7 +135,7 @@ def test_wrong_options(make_model: Any, assert_refused: AssertRefused) -> None:
     assert_refused("ties merges task vectors and needs the model that all were trained from", models, method="ties")
     assert_refused("the weights add up to zero", models, before_work=False, weights=[1, -1])
     assert_refused("unknown key `modles`.*`models`", {"modles": names})
-    assert_refused("there is no model beside the base", [base], method="ties", base=base)
+    assert_refused("there is no model besides the base", [base], method="ties", base=base)
 
 
 def test_a_base_that_is_no_ancestor(make_model: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

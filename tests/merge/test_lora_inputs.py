@@ -114,7 +114,7 @@ def test_adapters_that_cannot_be_applied(make_model: Any, make_adapter: Any, tmp
     _edit(adapter, base_model_name_or_path=None)
     refused("names no base model", adapter)
     _edit(adapter, base_model_name_or_path="/nowhere/else")
-    refused("is an adapter for `/nowhere/else`, which is no model here", adapter)
+    refused("is an adapter for `/nowhere/else`, which is not a model here", adapter)
 
     wider = make_model("wider", change=lambda weights: _widen(weights))
     refused(r"q_proj.weight has the shape \[100, 96\] in the model and \[96, 96\] in the adapter", f"{wider}+{adapter}")

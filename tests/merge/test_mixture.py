@@ -272,7 +272,7 @@ def test_bad_input(make_model: Any, tmp_path: Path) -> None:
     refused("has prompts, which the gate `random` does not use", models=half, parameters=random)
     refused("3 experts per token of 2", parameters=random | {"experts_per_token": 3})
     refused("0 is not between 1", parameters=random | {"experts_per_token": 0})
-    refused("is no `best`", parameters={"gate": "best"})
+    refused("`best` is not a choice", parameters={"gate": "best"})
     refused("no option `density`", parameters=random | {"density": 0.5})
     refused("no option `noise_scale`", models=[{"model": str(expert), "noise_scale": 0.1}], parameters=random)
     refused("takes its attention and norms from a model", base=None, parameters=random)

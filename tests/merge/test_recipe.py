@@ -91,12 +91,12 @@ def test_mergekits_keys_are_ours(tmp_path: Path) -> None:
         ({"models": ["a"], "metod": "ties"}, "did you mean `method`"),
         ({"models": ["a"], "method": "tie"}, "did you mean `ties`"),
         ({"models": [""]}, "model"),
-        ({"slices": [{"sources": [{"model": "a", "layer_range": [2, 2]}]}]}, "are none"),
+        ({"slices": [{"sources": [{"model": "a", "layer_range": [2, 2]}]}]}, "hold no layer"),
         (
             {"slices": [{"sources": [{"model": m, "layer_range": [0, n]} for m, n in (("a", 1), ("b", 2))]}]},
             "different",
         ),
-        ({"models": ["a"], "layers": [{"match": "("}]}, "no regular expression"),
+        ({"models": ["a"], "layers": [{"match": "("}]}, "not a regular expression"),
         ({"models": ["a"], "dtype": "int8"}, "dtype"),
     ],
 )

@@ -163,7 +163,7 @@ def test_gram_matrices_of_every_linear_layer(tiny: LanguageModel) -> None:
         for hook in hooks:
             hook.remove()
     result = input_grams(tiny, EXAMPLES)
-    # Tied to the embedding, which is no linear layer.
+    # Tied to the embedding, which is not a linear layer.
     assert {*result.tensors, *result.shared} == {f"{name}.weight" for name in layers} - {"lm_head.weight"}
     for name in {*result.tensors, *result.shared}:
         rows = torch.cat(inputs[name.removesuffix(".weight")])

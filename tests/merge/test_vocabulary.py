@@ -136,7 +136,7 @@ def test_the_tokenizer_of_a_named_model(
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (second / "tokenizer.json").read_bytes()
     for file in ("config.json", "generation_config.json"):
         assert json.loads((tmp_path / "out" / file).read_text())["eos_token_id"] == 262
-    with pytest.raises(UserError, match="`m3` is none of the models"):
+    with pytest.raises(UserError, match="`m3` is not one of the models"):
         merge(recipe | {"tokenizer": "m3"}, tmp_path / "none")
 
 

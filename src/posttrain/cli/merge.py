@@ -76,7 +76,7 @@ def merge(
     """Merge models into one, by a recipe or by options."""
     limit = read_bytes(memory, "--memory")
     if out is None and not dry_run and conflicts is None:
-        raise UserError("say where the model is to be written", where="--out")
+        raise UserError("say where to write the model", where="--out")
     by_data.check_options(search or [], validate or [], out is not None and not dry_run)
     changes: dict[str, Any] = {"dtype": dtype, "seed": seed, "as_adapter": as_adapter or None, "align": align}
     changes["statistics"] = None if examples is None else {"examples": examples}

@@ -17,12 +17,12 @@ def read_bytes(text: str, where: str) -> int:
     """Reads a size such as ``2GiB``, ``500MB`` or ``1e9``.
 
     Raises:
-        UserError: it is none.
+        UserError: it is not a size.
     """
     amount = read_amount(text, BYTES)
     size = int(amount[0] * BYTES[amount[1] or "B"]) if amount else 0
     if size < 1:
-        raise UserError(f"`{text}` is no size", where=where, fix="write 2GiB or 500MB")
+        raise UserError(f"`{text}` is not a size", where=where, fix="write 2GiB or 500MB")
     return size
 
 
@@ -30,13 +30,13 @@ def read_settings(settings: Sequence[str]) -> dict[str, Any]:
     """Reads the values of ``--set``: options of the method, each as YAML.
 
     Raises:
-        UserError: one is no ``key=value``.
+        UserError: one is not ``key=value``.
     """
     values: dict[str, Any] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key:
-            raise UserError(f"`{setting}` is no setting", where="--set", fix="key=value, such as density=0.5")
+            raise UserError(f"`{setting}` is not a setting", where="--set", fix="key=value, such as density=0.5")
         values[key] = parse_yaml(text, f"--set {key}")
     return values
 
@@ -60,7 +60,7 @@ def recipe_of_call(
         workspace: the folder of the workspace whose models may be named.
 
     Raises:
-        UserError: options contradict each other, or are no recipe.
+        UserError: options contradict each other, or are not a recipe.
     """
     parameters = dict(settings)
     changes = {name: value for name, value in changes.items() if value is not None}

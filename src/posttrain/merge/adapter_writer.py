@@ -136,7 +136,7 @@ def _threads(plan: MergePlan, memory: int, threads: int | None) -> int:
 
 @dataclass(frozen=True)
 class _Whole:
-    """A changed tensor that is no matrix of a linear layer: its new value, and the squared norm of the change."""
+    """A changed tensor that is not a matrix of a linear layer: its new value, and the squared norm of the change."""
 
     value: Tensor
     change: float
@@ -190,7 +190,7 @@ def _check_adapters(tensor: TensorPlan) -> None:
         source = entry.source
         if not isinstance(source, AdaptedModel):
             raise UserError(
-                f"`{source.name}` is no adapter, and only adapters are concatenated",
+                f"`{source.name}` is not an adapter, and only adapters are concatenated",
                 where="models",
                 fix="extract_lora makes an adapter of a model; task_arithmetic with as_adapter adds both",
             )

@@ -70,7 +70,7 @@ def align_models(
         threads: that match layers side by side; one a core by default.
 
     Raises:
-        UserError: a model is no Llama-like decoder.
+        UserError: a model is not a Llama-like decoder.
     """
     for source in sources.values():
         check_axes(source, "leave out the alignment, or let the models answer together, as an ensemble")
@@ -101,7 +101,7 @@ def match_weights(reference: WeightSource, model: WeightSource, threads: int | N
 
     Orders of a layer's units depend on no other layer's once the residual stream's is fixed, so that all layers are
     matched side by side, where the paper goes through them in random order: the result needs no seed. The search ends
-    in a local optimum; if that is no nearer than the model as it is, nothing is moved.
+    in a local optimum; if that is not nearer than the model as it is, nothing is moved.
 
     It holds one layer of both models a thread in float32, and the square of the largest number of units in float64.
 

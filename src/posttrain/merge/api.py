@@ -302,7 +302,7 @@ def recipe_of_call(
     """Returns the recipe that arguments of `merge` stand for, and the folder that its paths are relative to.
 
     Raises:
-        UserError: it is no recipe, or an option does not exist.
+        UserError: it is not a recipe, or an option does not exist.
     """
     folder = root or (Path(recipe).parent if isinstance(recipe, str | Path) else Path())
     if isinstance(recipe, Recipe):

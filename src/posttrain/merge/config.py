@@ -10,7 +10,7 @@ from posttrain.store.section import Section
 
 
 class SearchConfig(Section):
-    """The key ``search`` of a recipe: which numbers are searched, how, and the suites whose score is to be high."""
+    """The key ``search`` of a recipe: which numbers are searched, how, and the suites that score it."""
 
     suites: list[str] = Field(
         [], description="Files of suites or records, relative to the recipe; see docs/merging.md."

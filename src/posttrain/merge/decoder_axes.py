@@ -110,6 +110,6 @@ def check_axes(source: WeightSource, fix: str) -> AttentionHeads:
         axes = axes_of(tensor)
         known = axes is not None and len(axes) == len(shape)
         if not known or any(size != sizes.get(axis, size) for axis, size in zip(axes or (), shape, strict=True)):
-            what = f"the units of tensor {shorten(tensor)} are not known: the model is no Llama-like decoder"
+            what = f"the units of tensor {shorten(tensor)} are not known: the model is not a Llama-like decoder"
             raise UserError(what, where=source.name, fix=fix)
     return heads

@@ -86,7 +86,7 @@ class _Opener:
         except UserError as error:
             if error.where == "model":
                 raise UserError(
-                    f"is an adapter for `{base}`, which is no model here", where=model, fix=f"write MODEL+{model}"
+                    f"is an adapter for `{base}`, which is not a model here", where=model, fix=f"write MODEL+{model}"
                 ) from None
             raise
 
@@ -160,7 +160,7 @@ def download(url: str, folder: Path) -> None:
         free, needed = shutil.disk_usage(folder).free, sum(sizes.values())
         if free < needed:
             raise StorageError(
-                f"{needed / 1e9:.1f} GB are to be downloaded and {free / 1e9:.1f} GB are free",
+                f"{needed / 1e9:.1f} GB would be downloaded and {free / 1e9:.1f} GB are free",
                 where=str(folder),
                 fix="free some space and run the same command again",
             )

@@ -134,7 +134,7 @@ def read_adapter_config(adapter: Path) -> dict[str, Any]:
     """Returns the configuration of a LoRA adapter.
 
     Raises:
-        UserError: it cannot be read, or the adapter is no plain LoRA.
+        UserError: it cannot be read, or the adapter is not plain LoRA.
     """
     file = adapter / ADAPTER_CONFIG
     try:
@@ -191,7 +191,9 @@ def _read_updates(
             updates[tensor] = (down, up * scale)
     if left:
         raise UserError(
-            f"tensor {shorten(min(left))} is none of plain LoRA's", where=str(file), fix="merge it with peft first"
+            f"tensor {shorten(min(left))} does not belong to plain LoRA",
+            where=str(file),
+            fix="merge it with peft first",
         )
     if not updates:
         raise UserError("holds no LoRA weights", where=str(file))

@@ -92,7 +92,7 @@ def commit(folder: Path, out: Path) -> None:
 
 
 def check_new_folder(out: Path) -> None:
-    """Raises a UserError if there is something where the merged model is to be written."""
+    """Raises a UserError if there is something where the merged model would be written."""
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise _out_exists(out)
 

@@ -98,7 +98,7 @@ class _Builder:
                 f"{method} merges task vectors and needs the model that all were trained from", where="base"
             )
         if not self.models:
-            raise UserError("there is no model beside the base", where="models")
+            raise UserError("there is no model besides the base", where="models")
         spec.check_models(len(self.models))
         given = [self.parameters, *(part.parameters for part in self.entries)]
         given += [rule.parameters for rule in recipe.layers]

@@ -1,4 +1,4 @@
-"""Checks models before a merge: architectures that differ, a base that is no ancestor, models that are equal."""
+"""Checks models before a merge: architectures that differ, a base that is not an ancestor, models that are equal."""
 
 import logging
 import math
@@ -73,7 +73,7 @@ def check_weights(plan: MergePlan) -> None:
     base is not what the models were trained from.
 
     Raises:
-        UserError: a tensor that is no floating-point numbers differs between models.
+        UserError: a tensor of integers differs between models.
     """
     changes: dict[tuple[str, str], list[float]] = {}  # squared norms of task vector and base
     equal: dict[tuple[str, str], bool] = {}

@@ -72,7 +72,7 @@ class ModelEntry(Section):
 
     Attributes:
         data: a file of records of its task.
-        positive_prompts: of an expert of a mixture: texts that are to be routed to it.
+        positive_prompts: of an expert of a mixture: texts that belong to it.
         negative_prompts: texts that are not.
     """
 
@@ -111,7 +111,9 @@ class SliceSource(ModelEntry):
     @classmethod
     def _ascends(cls, value: tuple[int, int]) -> tuple[int, int]:
         if not 0 <= value[0] < value[1]:
-            raise ValueError(f"layers [{value[0]}, {value[1]}] are none; the second number is behind the last layer")
+            raise ValueError(
+                f"layers [{value[0]}, {value[1]}] hold no layer; the second number is behind the last layer"
+            )
         return value
 
 
@@ -158,7 +160,7 @@ class LayerRule(Section):
         try:
             re.compile(value)
         except re.error as error:
-            raise ValueError(f"is no regular expression: {error}") from None
+            raise ValueError(f"is not a regular expression: {error}") from None
         return value
 
 
@@ -240,7 +242,7 @@ def read_recipe(path: Path) -> Recipe:
     """Reads a recipe's file.
 
     Raises:
-        UserError: it cannot be read, or is no recipe.
+        UserError: it cannot be read, or is not a recipe.
     """
     return Recipe.read(read_yaml(path), str(path))
 

@@ -234,7 +234,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"is no model: it holds no {CONFIG}", where=str(folder)) from None
+        raise UserError(f"is not a model: it holds no {CONFIG}", where=str(folder)) from None
     except (OSError, ValueError, RecursionError):
         config = None
     if not isinstance(config, dict):

@@ -104,7 +104,7 @@ class _Vocabulary:
     Attributes:
         tokens: number by text.
         rows: of its embedding.
-        base: the vocabulary and the merges without added tokens, as the file has them; None if it is no tokenizer.json.
+        base: the vocabulary and the merges without added tokens, as the file has them; None without a tokenizer.json.
         added: entries of the added tokens.
         own: whether the model has a tokenizer; without, its rows are taken for those of the template.
     """
@@ -173,7 +173,7 @@ def _owner(
         names.setdefault(model, source)
     if tokenizer not in names:
         fix = suggest(tokenizer, (*names, BASE, UNION))
-        raise UserError(f"`{tokenizer}` is none of the models", where="tokenizer", fix=fix)
+        raise UserError(f"`{tokenizer}` is not one of the models", where="tokenizer", fix=fix)
     return names[tokenizer]
 
 

@@ -125,7 +125,7 @@ def test_without_any_importance_it_is_no_merge_by_importance(models: Path, tmp_p
     ("importance", "message"),
     [
         ([[1.0] * 3] * 3, "4 query heads"),
-        ([[1.0] * 4] * 2, "no list of 3 lists"),
+        ([[1.0] * 4] * 2, "not a list of 3 lists"),
         ([[1.0, -1.0, 0.0, 0.0]] * 3, "-1.0 is not between 0"),
         ([["x"] * 4] * 3, "is a number"),
     ],

@@ -144,7 +144,7 @@ def test_a_suite_of_a_models_name_has_its_task(models: Path) -> None:
         (["none.jsonl"], "no such file: none.jsonl"),
         (["a.jsonl", "a=pairs.jsonl"], "there are two suites `a`"),
         (["x=suites.yaml"], "names its suites itself"),
-        (["bad.yaml"], "`c` is none of the models"),
+        (["bad.yaml"], "`c` is not one of the models"),
         (["empty.yaml"], "at least one suite is needed"),
         (["missing.yaml"], "no such file: x.jsonl"),
     ],

@@ -32,7 +32,7 @@ def extract_lora(
         scale: factor of the task vector.
         rank: the highest rank of a matrix.
         energy: share of a matrix's squared singular values to keep, by the least rank that does, up to ``rank``.
-        others: ``save`` changed tensors that are no matrix of a linear layer (norms, embeddings) whole, in the
+        others: ``save`` changed tensors that are not matrices of a linear layer (norms, embeddings) whole, in the
             adapter's ``modules_to_save``, or ``drop`` them; the report names them either way.
     """
     return combine([scale])

@@ -73,7 +73,7 @@ class MergeMethod:
         low, high = self.models
         if count < low or (high is not None and count > high):
             number = f"{low}" if low == high else f"{low} or more" if high is None else f"{low} to {high}"
-            base = " beside the base" if self.task_vectors else ""
+            base = " besides the base" if self.task_vectors else ""
             raise UserError(f"{self.name} merges {number} models{base}, and {count} are given", where="models")
 
     def check_needs(self, options: Collection[str], where: str) -> None:
@@ -110,13 +110,13 @@ class MergeMethod:
         annotation = _without_none(parameter.annotation)
         if annotation == PerHead:
             if not isinstance(value, list | tuple) or len(value) != models:
-                raise UserError(f"is no list of {models} lists", where=where, fix="give each model a list")
+                raise UserError(f"is not a list of {models} lists", where=where, fix="give each model a list")
             rows = [list(row) if isinstance(row, list | tuple) else [row] for row in value]
             return tuple(tuple(self._number(option, float, number, where) for number in row) for row in rows)
         if get_origin(annotation) is Literal:
             if value not in get_args(annotation):
                 names = [str(name) for name in get_args(annotation)]
-                raise UserError(f"is no `{value}`", where=where, fix=f"one of {', '.join(names)}")
+                raise UserError(f"`{value}` is not a choice", where=where, fix=f"one of {', '.join(names)}")
             return value
         if annotation is bool:
             if not isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Fisher-weighted averaging: each weight counts by how much its model's likelihood hangs on it."""
+"""Fisher-weighted averaging: each weight counts by how much its model's likelihood depends on it."""
 
 import torch
 from torch import Tensor

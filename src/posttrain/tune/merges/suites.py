@@ -147,7 +147,9 @@ def _read_suite(name: str, config: MergeSuiteConfig, root: Path, models: Mapping
     listed = config.specialist if isinstance(config.specialist, list) else [config.specialist or name]
     for model in listed if config.specialist is not None else []:
         if model not in names:
-            raise UserError(f"`{model}` is none of the models", where=f"{name}.specialist", fix=suggest(model, names))
+            raise UserError(
+                f"`{model}` is not one of the models", where=f"{name}.specialist", fix=suggest(model, names)
+            )
     specialists = tuple(names[model] for model in listed if model in names)
     task = config.task.with_labels_from(root) if config.task else None
     if task is None and specialists:
