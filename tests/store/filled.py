@@ -1,8 +1,8 @@
 """Workspaces with rows in every table, and the rows as the journal holds them."""
 
 from posttrain.store.database import utc_now
-from posttrain.store.journal import JOURNALED, read_rows
-from posttrain.store.journal_content import Rows
+from posttrain.store.journal import Rows
+from posttrain.store.journaled_database import JOURNALED, read_rows
 from posttrain.store.label_tables import accounts, audit, guidelines, label_answers, label_batches, label_items
 from posttrain.store.metadata import Metadata
 from posttrain.store.workspace import Workspace

@@ -14,8 +14,8 @@ from sqlalchemy import select, text
 from posttrain.store.artifacts import Artifact, FileEntry
 from posttrain.store.database import utc_now
 from posttrain.store.errors import LostDatabaseError, StorageError
-from posttrain.store.journal import JOURNALED, Journal, JournalEnd, read_rows
-from posttrain.store.journal_content import read_journal
+from posttrain.store.journal import Journal, JournalEnd, read_journal
+from posttrain.store.journaled_database import JOURNALED, read_rows
 from posttrain.store.label_tables import audit
 from posttrain.store.metadata import Metadata
 from posttrain.store.verify import verify_database

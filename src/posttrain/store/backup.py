@@ -30,8 +30,8 @@ from posttrain.store.errors import DamagedArtifactError, WorkError
 from posttrain.store.extensions import is_dotted_path
 from posttrain.store.files import disk_errors, temporary_folder
 from posttrain.store.hashing import file_digest
-from posttrain.store.journal import JOURNALED, Journal, JournaledDatabase, read_rows
-from posttrain.store.journal_content import Rows
+from posttrain.store.journal import Journal, Rows
+from posttrain.store.journaled_database import JOURNALED, JournaledDatabase, read_rows
 from posttrain.store.progress import progress_bar
 from posttrain.store.tables import artifacts as artifact_table
 from posttrain.store.workspace import JOURNAL, Workspace

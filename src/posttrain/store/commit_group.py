@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from posttrain.store.errors import UserError, is_user_mistake
-from posttrain.store.journal import JournaledDatabase
+from posttrain.store.journaled_database import JournaledDatabase
 
 T = TypeVar("T")
 

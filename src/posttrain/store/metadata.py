@@ -15,7 +15,7 @@ from posttrain import __version__
 from posttrain.store.artifacts import Artifact
 from posttrain.store.database import lock_table, utc_now
 from posttrain.store.errors import UserError
-from posttrain.store.journal import JournaledDatabase
+from posttrain.store.journaled_database import JournaledDatabase
 from posttrain.store.rounds import CanaryQueries, DeploymentQueries, RoundQueries
 from posttrain.store.rows import ArtifactRow, Deployment, NamedVersion, Round, Run
 from posttrain.store.tables import artifacts, names, rounds, run_inputs, runs, tags

@@ -22,8 +22,8 @@ from posttrain.store.errors import (
     UserError,
 )
 from posttrain.store.files import disk_errors, hold_lock
-from posttrain.store.journal import JOURNALED, Journal
-from posttrain.store.journal_content import JournalContent, Rows, read_journal
+from posttrain.store.journal import Journal, JournalContent, Rows, read_journal
+from posttrain.store.journaled_database import JOURNALED
 from posttrain.store.label_tables import label_answers, label_batches, label_items
 from posttrain.store.metadata import Metadata
 from posttrain.store.tables import artifacts, names, run_inputs, runs

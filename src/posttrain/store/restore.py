@@ -32,8 +32,7 @@ from posttrain.store.files import (
     write_atomically,
 )
 from posttrain.store.hashing import file_digest
-from posttrain.store.journal import Journal
-from posttrain.store.journal_content import read_journal
+from posttrain.store.journal import Journal, read_journal
 from posttrain.store.metadata import Metadata
 from posttrain.store.progress import progress_bar
 from posttrain.store.rebuild import fill_database, is_healthy, rows_error

@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, select
 
 from posttrain.store.database import utc_now
-from posttrain.store.journal import JournaledDatabase
+from posttrain.store.journaled_database import JournaledDatabase
 from posttrain.store.rows import Canary, Deployment, Round
 from posttrain.store.tables import canaries, deployments, rounds
 

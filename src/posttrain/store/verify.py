@@ -10,8 +10,8 @@ from sqlalchemy import Connection, Text, inspect, select, text, type_coerce
 from posttrain.store.artifacts import ArtifactStore
 from posttrain.store.database import RECOVER
 from posttrain.store.errors import DamagedArtifactError, DamagedDatabaseError, LostDatabaseError
-from posttrain.store.journal import JOURNALED, Journal, JournaledDatabase, read_rows
-from posttrain.store.journal_content import Rows, read_journal
+from posttrain.store.journal import Journal, Rows, read_journal
+from posttrain.store.journaled_database import JOURNALED, JournaledDatabase, read_rows
 from posttrain.store.progress import progress_bar
 from posttrain.store.rows import ArtifactRow
 from posttrain.store.tables import artifacts as artifact_table
