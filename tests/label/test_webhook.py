@@ -91,7 +91,7 @@ def test_each_event_is_called_once(metadata: Metadata, receiver: Receiver) -> No
         note_batches(metadata)
         deliver_due(metadata, receiver.url)
     finish(metadata, "round-1")
-    alarm = {"kind": "gold_drift", "annotators": ["ana"], "sentence": "ana drifts"}
+    alarm = {"kind": "new_errors", "annotators": ["ana"], "sentence": "ana drifts"}
     note_alarms(metadata, [alarm, alarm])
     for _ in range(2):
         note_batches(metadata)
