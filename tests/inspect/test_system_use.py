@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.inspect import status
-from posttrain.inspect.status import SystemMonitor, Use, parse_gpus
+from posttrain.inspect import system_use
+from posttrain.inspect.system_use import SystemMonitor, Use, parse_gpus
 
 
 def test_this_machine_is_in_use_and_not_all_of_it(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_this_machine_is_in_use_and_not_all_of_it(tmp_path: Path) -> None:
 
 
 def test_processors_are_measured_between_readings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status, "_SAMPLE_SECONDS", 0.0)
+    monkeypatch.setattr(system_use, "_SAMPLE_SECONDS", 0.0)
     monitor = SystemMonitor(tmp_path)
     times = [
         "cpu  100 0 100 700 100 0 0 0 0 0\n",
@@ -57,6 +57,6 @@ def test_a_driver_that_fails_hides_only_the_gpus(
             return subprocess.CompletedProcess([], 0, failure, "")
         raise failure
 
-    monkeypatch.setattr(status.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(system_use.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(subprocess, "run", run)
     assert not any(use.kind.startswith("gpu") for use in SystemMonitor(tmp_path).read())

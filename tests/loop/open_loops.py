@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from posttrain.loop.config import load_config
 from posttrain.loop.loop import Loop
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.store.workspace import Workspace
+from posttrain.web.loop_report import report_page
+from posttrain.web.page import render_page
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +46,11 @@ class OpenLoop:
     @property
     def status(self) -> dict[str, Any]:
         return status(self.store, load_config(self.root))
+
+    @property
+    def page(self) -> str:
+        """The report as HTML, without its entities."""
+        return unescape(render_page(report_page(self.store, load_config(self.root))))
 
     def stages(self, status: str = "done", after: int = 0) -> list[str]:
         """``round stage`` of all runs of a status in the order of their start, without the first ``after``."""

@@ -10,10 +10,11 @@ import pytest
 from posttrain.loop.config import load_config
 from posttrain.loop.context import RoundContext
 from posttrain.loop.drift import DriftValues, cluster_drift, confidence_drift, embedding_drift
+from posttrain.loop.record import read_rounds
 from posttrain.loop.scoring import remove_unused_scores, scoring_for
+from posttrain.loop.stages.drift import MeasureDrift
 from posttrain.models.embedder_source import embedder_key
-from posttrain.web.report import drift_by_round, render_report
-from posttrain.web.report_reader import read_report
+from posttrain.report.charts.chart import Chart
 
 
 def cloud(rng: np.random.Generator, count: int, centre: float = 0.0) -> Any:
@@ -79,14 +80,13 @@ def test_new_inputs_start_a_round_whose_gate_and_status_know_the_drift(small: An
     rules = loop.metadata.rounds()[3].decision["rules"]
     assert [rule["holds"] for rule in rules] == [False, True]
     assert f"drift.psi = {entry['drift']['psi']:.4g}" in rules[0]["values"]
-    report = read_report(loop.store, load_config(root))
-    assert report.rounds[2].drift_text == ""
-    assert report.rounds[3].drift_text.startswith("large drift of 40 new inputs: drift.psi ")
-    chart = drift_by_round(report)
-    assert chart is not None
+    assert [sorted(entry["sentences"]) for entry in loop.status["rounds"][2:]] == [[], ["drift"]]
+    (sentence,) = loop.status["rounds"][3]["sentences"]["drift"]
+    assert sentence.startswith("large drift of 40 new inputs: drift.psi ")
+    (section,) = MeasureDrift.sections(read_rounds(loop.store))
+    (chart,) = [block for block in section.blocks if isinstance(block, Chart)]
     assert [row[0] for row in chart.rows] == ["inputs", "confidence"]
-    page = render_report(report)
-    assert page.count("Large drift of 40 new inputs") == 1
+    assert loop.page.count("Large drift of 40 new inputs") == 1
 
 
 @pytest.mark.slow

@@ -165,7 +165,7 @@ def test_an_ensemble_labels(small: Any, begun_loop: Callable[..., OpenLoop]) -> 
     small.configure(loop.root, label={"annotator": "ensemble", "ensemble": "ensemble.yaml", "per_round": 6})
     loop.run(1, until="label")
     state = loop.metadata.rounds()[1].detail
-    rows = parquet.read_table(loop.store.artifacts.path(state["output suggest"]) / SUGGESTIONS).to_pylist()
+    rows = parquet.read_table(loop.store.artifacts.path(state["outputs"]["suggest"]) / SUGGESTIONS).to_pylist()
     assert len(rows) == 6
     assert all(row["accepted"] and row["answer"] in small.labels for row in rows)
     labels = parquet.read_table(loop.store.artifacts.path(state["labelled"]) / "labels.parquet")
@@ -181,7 +181,7 @@ def test_answers_are_held_out_where_no_model_learned_here(
         small.configure(root, label={"suggest": "ensemble", "ensemble": "ensemble.yaml", "accept_error": 0.9})
         loop = open_loop(root)
         loop.run(3, until="suggest")
-        meta = loop.store.artifacts.get(loop.metadata.rounds()[3].detail["output suggest"]).meta
+        meta = loop.store.artifacts.get(loop.metadata.rounds()[3].detail["outputs"]["suggest"]).meta
         assert (meta["acceptance"]["held_out"] == 24) == known
         assert meta["suggested"] == 12
 

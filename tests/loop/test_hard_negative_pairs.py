@@ -36,7 +36,7 @@ def test_rounds_train_on_pairs_of_their_own_records(small: Any, begun_loop: Call
     loop.run(until="train")
     for number in (1, 2):
         detail = loop.metadata.rounds()[number].detail
-        own, pairs = table_at(loop, detail["dataset"]), table_at(loop, detail["output negatives"])
+        own, pairs = table_at(loop, detail["dataset"]), table_at(loop, detail["outputs"]["negatives"])
         assert own["rejected"].null_count == own.num_rows == 12 * number
         assert pairs["input_id"].equals(own["input_id"])
         assert pairs["completion"].equals(own["completion"])
@@ -50,7 +50,7 @@ def test_rounds_train_on_pairs_of_their_own_records(small: Any, begun_loop: Call
         # No input of a test record, and none that is not in the training set, takes part.
         assert not set(pairs["input_id"].to_pylist()) & set(table_at(loop, detail["test"])["input_id"].to_pylist())
         train = loop.metadata.runs(stage="train", round=number)[-1]
-        assert train.inputs["dataset"] == detail["output negatives"]
+        assert train.inputs["dataset"] == detail["outputs"]["negatives"]
         if number == 1:
             assert detail["next_parent"] == detail["dataset"], "the next round builds on the labels alone"
         inputs = loop.metadata.runs(stage="negatives", round=number)[-1].inputs

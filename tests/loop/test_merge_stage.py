@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable
-from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ from posttrain.evaluate.suite import read_evaluation
 from posttrain.inspect.show import show
 from posttrain.loop.config import load_config
 from posttrain.store.errors import UserError
-from posttrain.web.report import render_report
-from posttrain.web.report_reader import read_report
 
 Open = Callable[[Path], Any]
 
@@ -57,14 +54,14 @@ def test_the_gate_deploys_a_merged_candidate_and_the_round_records_what_it_kept(
     trained = loop.metadata.runs(stage="train", round=3)[-1].output
     merged = loop.metadata.runs(stage="merge", round=3)[-1]
     champion = row.champion_before
-    assert loop.champion == row.candidate == merged.output == row.detail["output merge"] != trained
+    assert loop.champion == row.candidate == merged.output == row.detail["outputs"]["merge"] != trained
     assert merged.inputs == {"model 0": trained, "model 1": champion}
     assert row.decision["action"] == "deploy"
     parts = weights(loop, trained), weights(loop, champion)
     for name, tensor in weights(loop, row.candidate).items():
         expected = 0.75 * parts[0][name].double() + 0.25 * parts[1][name].double()
         assert torch.equal(tensor, expected.to(tensor.dtype)), name
-    (kept,) = row.detail["retention"]
+    (kept,) = row.detail["results"]["evaluate"]
     assert (kept["model"], kept["suite"], kept["metric"]) == (champion, "test", "accuracy")
     results = [
         read_evaluation(loop.store.artifacts.path(row.detail[name]))["test"].metrics["accuracy"]
@@ -72,11 +69,10 @@ def test_the_gate_deploys_a_merged_candidate_and_the_round_records_what_it_kept(
     ]
     assert kept["ratio"] == pytest.approx(results[0] / results[1])
     assert kept["low"] <= kept["ratio"] <= (kept["high"] or kept["ratio"])
-    (sentence,) = show(loop.store, "round 3")["retention_sentences"]
+    (sentence,) = show(loop.store, "round 3")["sentences"]["evaluate"]
     assert champion in sentence
-    assert loop.status["rounds"][3]["retention"] == row.detail["retention"]
-    page = render_report(read_report(loop.store, load_config(loop.root)))
-    assert f"<p>{sentence[0].upper() + sentence[1:]}.</p>" in unescape(page)
+    assert loop.status["rounds"][3]["retention"] == row.detail["results"]["evaluate"]
+    assert f"<p>{sentence[0].upper() + sentence[1:]}.</p>" in loop.page
     # The trained model itself is not measured: it would cost an evaluation that decides nothing.
     evaluated = [run.inputs["model"] for run in loop.metadata.runs(stage="evaluate")]
     assert row.candidate in evaluated
@@ -95,7 +91,7 @@ def test_the_gate_refuses_a_merged_candidate(small: Any, merged_loop: Any) -> No
     loop.run()
     row = loop.metadata.rounds()[3]
     assert row.decision["action"] == "refuse"
-    assert row.candidate == row.detail["output merge"]
+    assert row.candidate == row.detail["outputs"]["merge"]
     assert loop.champion == loop.metadata.rounds()[2].candidate
 
 

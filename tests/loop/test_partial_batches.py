@@ -78,7 +78,6 @@ def test_a_partial_round_accounts_for_every_record(waiting: Any, truth: dict[str
     state = state_of(loop, 1)
     expected = BatchCounts(asked=12, answered=7, skipped=2, left=3, learned=7, skips={"cannot tell": 2})
     assert batch_counts(state) == expected
-    assert BatchCounts.total([expected, None, expected]).asked == 24
     assert state.labels == state.labels_new == 7
     reasons = read_unlabelled(loop.store, state.id("labelled"))
     assert sorted(reasons.values()) == ["cannot tell"] * 2 + ["left"] * 3
@@ -130,7 +129,7 @@ def test_a_kill_changes_nothing(waiting: Any, truth: dict[str, str], monkeypatch
         assert (first.labelled, first.dataset, first.candidate, first.selection) == (
             *(second.labelled, second.dataset, second.candidate, second.selection),
         )
-        assert first.batch_counts == second.batch_counts
+        assert batch_counts(first) == batch_counts(second)
 
 
 def test_a_batch_that_is_skipped_as_a_whole_makes_way_for_another(waiting: Any, truth: dict[str, str]) -> None:
@@ -144,7 +143,8 @@ def test_a_batch_that_is_skipped_as_a_whole_makes_way_for_another(waiting: Any, 
     assert not first & second
     fill(loop.root, truth, labels=12, skips=0, name="round-1-2")
     loop.run(until="dataset")
-    assert batch_counts(state_of(loop, 1)) == BatchCounts(asked=12, answered=12, learned=12)
+    counts = batch_counts(state_of(loop, 1))
+    assert counts == BatchCounts(asked=12, answered=12, learned=12)
 
 
 def test_an_item_that_everybody_skips_holds_the_round_no_longer_than_people_want(

@@ -1,6 +1,5 @@
 """Pseudo-labels join a round's training with their weight, never the next round, and never a test record."""
 
-import html
 import json
 import shutil
 from collections.abc import Callable
@@ -66,7 +65,7 @@ def test_pseudo_labels_are_marked_and_counted_and_gone_in_the_next_round(
     loop = finished_pseudo_loop
     for number in (1, 2):
         detail = loop.metadata.rounds()[number].detail
-        mixed, own = table_at(loop, detail["output pseudo"]), table_at(loop, detail["dataset"])
+        mixed, own = table_at(loop, detail["outputs"]["pseudo"]), table_at(loop, detail["dataset"])
         assert own.num_rows == 12 * number
         assert marks(own) == [None] * own.num_rows
         # The labels of people are the first rows, unchanged.
@@ -74,10 +73,10 @@ def test_pseudo_labels_are_marked_and_counted_and_gone_in_the_next_round(
         added = marks(mixed.slice(own.num_rows))
         assert 0 < len(added) <= 8 * own.num_rows
         assert all(mark and mark["teacher"] == "linear" and mark["confidence"] >= 0.3 for mark in added)
-        meta = loop.store.artifacts.get(detail["output pseudo"]).meta
+        meta = loop.store.artifacts.get(detail["outputs"]["pseudo"]).meta
         assert (meta["counts"]["records"], meta["pseudo"]["records"]) == (mixed.num_rows, len(added))
         train = loop.metadata.runs(stage="train", round=number)[-1]
-        assert train.inputs["dataset"] == detail["output pseudo"]
+        assert train.inputs["dataset"] == detail["outputs"]["pseudo"]
         # Afresh from this round's labels: the next round builds on those of people alone.
         assert detail["next_parent"] == detail["dataset"]
     assert label_counts(loop.store) == [0, 12, 24]
@@ -113,7 +112,7 @@ def test_a_test_record_or_near_duplicate_in_the_pool_is_never_a_pseudo_label(
     leaked = [{"text": row["text"] + ending, "label": ""} for row in test for ending in ("", " now")]
     small.write(loop.root / "pool.csv", [*small.rows()[:60], *leaked], ["text"])
     loop.run(1, until="pseudo")
-    mixed = table_at(loop, loop.metadata.rounds()[1].detail["output pseudo"])
+    mixed = table_at(loop, loop.metadata.rounds()[1].detail["outputs"]["pseudo"])
     texts = [prompt[-1]["content"] for prompt in mixed["prompt"].to_pylist()]
     assert len(texts) > 12
     for row in test:
@@ -133,8 +132,8 @@ def test_the_dataset_stage_rejects_a_leak_that_only_the_answer_step_meets(
     monkeypatch.setattr(pseudo, "free_records", lambda *given: pa.concat_tables([free(*given), leaked]))
     loop.run(1, until="pseudo")
     detail = loop.metadata.rounds()[1].detail
-    assert "leak" not in table_at(loop, detail["output pseudo"])["source"].to_pylist()
-    rejected = parquet.read_table(loop.store.artifacts.path(detail["output pseudo"]) / "rejected.parquet")
+    assert "leak" not in table_at(loop, detail["outputs"]["pseudo"])["source"].to_pylist()
+    rejected = parquet.read_table(loop.store.artifacts.path(detail["outputs"]["pseudo"]) / "rejected.parquet")
     assert rejected["source"].to_pylist().count("leak") == 4
 
 
@@ -201,8 +200,6 @@ def test_the_loop_says_what_the_head_alone_reaches_and_how_many_pseudo_labels_jo
     from posttrain.evaluate.suite import read_evaluation
     from posttrain.inspect.status import status as loop_status
     from posttrain.loop.config import load_config
-    from posttrain.web.report import render_report
-    from posttrain.web.report_reader import read_report
 
     assert app is not None
     loop = finished_pseudo_loop
@@ -215,13 +212,13 @@ def test_the_loop_says_what_the_head_alone_reaches_and_how_many_pseudo_labels_jo
     assert sentence.startswith(f"A linear head on sentence embeddings reaches {head['accuracy']:.1%} (")
     assert sentence.endswith(f" with the same 24 labels; this model {last['metrics']['accuracy']:.1%}.")
     assert last["pseudo_labels"] > 0
-    assert sentence in render_report(read_report(loop.store, load_config(loop.root)))
+    assert sentence in loop.page
     loop.store.close()
     status(loop.root)
     show("round 2", loop.root)
     printed = capsys.readouterr().out
     assert printed.count("A linear head on sentence embeddings reaches") == 2
-    assert f"{last['pseudo_labels']} pseudo-labels joined training" in printed
+    assert f"{last['pseudo_labels']} pseudo-labels of a model joined its training" in printed
 
 
 def test_a_sentence_model_that_cannot_be_used_stops_no_round(
@@ -231,26 +228,22 @@ def test_a_sentence_model_that_cannot_be_used_stops_no_round(
     from posttrain.inspect.status import status
     from posttrain.loop import scoring
     from posttrain.loop.config import load_config
-    from posttrain.web.report import render_report
-    from posttrain.web.report_reader import read_report
 
     for name in ("head_embedder", "sentence_embeddings"):
         monkeypatch.setattr(f"posttrain.loop.linear_head.{name}", getattr(scoring, name))
     folder = tmp_path / "embedder"
     loop = begun_loop(label={"per_round": 12, "embedder": str(folder)})
     loop.run(1, until="evaluate")
-    assert "is no embedder" in status(loop.store, load_config(loop.root))["rounds"][1]["head_sentence"]
+    assert "is no embedder" in status(loop.store, load_config(loop.root))["rounds"][1]["latest"]["evaluate"][0]
     folder.mkdir()
     for file in ("config.json", "model.safetensors"):
         (folder / file).write_text('{"model_type": "bert"}')
     loop.run(1)
     before, entry = status(loop.store, load_config(loop.root))["rounds"]
-    sentence = entry["head_sentence"]
+    (sentence,) = entry["latest"]["evaluate"]
     # Round 0 has no labels to learn from.
-    assert (before["head_sentence"], entry["head"]) == ("", None)
+    assert ("evaluate" in before["latest"], entry["head"]) == (False, None)
     assert sentence.startswith("No linear head was measured: ")
     assert "model.safetensors" in sentence
-    report = read_report(loop.store, load_config(loop.root))
-    assert [row.head for row in report.rounds] == ["", sentence]
-    assert html.unescape(render_report(report)).count(sentence) == 2
-    assert show(loop.store, "round 1")["head_sentence"] == sentence
+    assert loop.page.count("No linear head was measured") == 1
+    assert show(loop.store, "round 1")["latest"]["evaluate"] == [sentence]

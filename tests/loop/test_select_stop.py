@@ -13,11 +13,13 @@ from posttrain.loop.config import load_config
 from posttrain.loop.gain import gain_sentence, gain_to_json
 from posttrain.loop.label_reports import label_reports
 from posttrain.loop.model_registry import ModelRegistry
+from posttrain.loop.record import read_rounds
 from posttrain.loop.score_files import BATCH
+from posttrain.loop.selection_report import selection_section
+from posttrain.loop.selections import read_selections
+from posttrain.report.section import Fold
 from posttrain.select.strategy import NeighbourAgreement
 from posttrain.store.errors import UserError
-from posttrain.web.selection_reader import read_selections
-from posttrain.web.selection_view import selections_view
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +90,8 @@ def test_auto_does_not_cover_where_neighbours_do_not_share_labels(
             scores = loop.store.artifacts.get(loop.metadata.rounds()[number].detail["scores"]).meta
             assert cold_start or scores["neighbours_kappa"] == 0.01
             assert scores["unscored"] == 0
-            summary = selections_view(read_selections(loop.store)).rounds[0].summary
+            section = selection_section(read_selections(read_rounds(loop.store)))
+            summary = next(block.remark for block in section.blocks if isinstance(block, Fold))
             why = "" if cold_start else ", as neighbours hardly share labels (kappa 0.01)"
             assert summary.endswith(f"by {strategy}{why}")
             if strategy == "random":
@@ -144,7 +147,7 @@ def test_the_loop_stops_where_more_labels_no_longer_pay_off(small: Any, copied_l
     assert loop.run() == waits, "nothing has changed"
     small.configure(loop.root, rounds=3, select={"stop": {"action": "advise", "gain": 1.0}})
     assert loop.run(until="select") is None
-    outlook = loop.metadata.rounds()[3].detail["gain_estimate"]
+    outlook = loop.metadata.rounds()[3].detail["results"]["select"]
     assert outlook["expected_gain"]["low"] <= outlook["expected_gain"]["gain"] <= outlook["expected_gain"]["high"]
     assert len(outlook["agreements"]) == 1, "the base model scores nothing, and two champions have answered since"
     assert "can hardly bring" in outlook["why_stop"]
@@ -186,14 +189,14 @@ def test_successive_champions_are_compared(small: Any, evaluated_loop: Callable[
     loop = evaluated_loop(gate={"deploy": ["accuracy > 2"]}, label={"per_round": 12})
     loop.run(3)
     loop.run(4, until="select")
-    outlooks = [entry.detail["gain_estimate"] for entry in loop.metadata.rounds()[1:]]
+    outlooks = [entry.detail["results"]["select"] for entry in loop.metadata.rounds()[1:]]
     assert [len(item["agreements"]) for item in outlooks] == [0, 0, 1, 1]
     # The model in service is not the newest of the curve in round 4 alone.
     assert [item["expected_gain"] is not None for item in outlooks] == [False, True, True, False]
     reason = "the model in service is round 2's, and round 3's, the newest of the learning curve, was refused"
     assert [item["unknown"] for item in outlooks] == [None, None, None, reason]
     assert gain_sentence(outlooks[3]) == f"{reason}: what 12 labels will bring is not known"
-    assert [selection.gain_unknown for selection in read_selections(loop.store)] == ["", "", "", reason]
+    assert [selection.gain_unknown for selection in read_selections(read_rounds(loop.store))] == ["", "", "", reason]
 
 
 def test_nothing_is_forecast_after_a_roll_back_by_hand(copied_loop: Any) -> None:

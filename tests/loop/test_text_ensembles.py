@@ -82,7 +82,7 @@ def test_a_gate_labels_free_text(root: Path, small: Any, open_loop: Callable[[Pa
     loop = open_loop(root)
     loop.run(1, until="label")
     state = loop.metadata.rounds()[1].detail
-    rows = parquet.read_table(loop.store.artifacts.path(state["output suggest"]) / SUGGESTIONS).to_pylist()
+    rows = parquet.read_table(loop.store.artifacts.path(state["outputs"]["suggest"]) / SUGGESTIONS).to_pylist()
     assert len(rows) == 4
     assert all(row["accepted"] and row["confidence"] is None for row in rows)
     labels = parquet.read_table(loop.store.artifacts.path(state["labelled"]) / "labels.parquet").to_pylist()
@@ -97,7 +97,7 @@ def test_an_answer_that_was_cut_off_goes_to_people(root: Path, small: Any, open_
     small.configure(root, label=label, task={"labels": None, "max_new_tokens": 2})
     loop = open_loop(root)
     loop.run(1, until="suggest")
-    meta = loop.store.artifacts.get(loop.metadata.rounds()[1].detail["output suggest"]).meta
+    meta = loop.store.artifacts.get(loop.metadata.rounds()[1].detail["outputs"]["suggest"]).meta
     assert (meta["suggested"], meta["unanswered"]) == (0, 4)
 
 

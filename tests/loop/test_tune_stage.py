@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable
-from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,6 @@ from posttrain.loop.tuning import Tuning
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import file_digest
 from posttrain.tune.transfer.past import read_kept_study
-from posttrain.web.report import render_report
-from posttrain.web.report_reader import read_report
 
 Open = Callable[[Path], Any]
 
@@ -33,11 +30,11 @@ TRAIN = {"learning_rate": 1e-6, "epochs": 1, "batch_size": 8}
 
 
 def tuning(loop: Any, number: int) -> Tuning:
-    return Tuning(**loop.metadata.rounds()[number].detail["tuning"])
+    return Tuning(**loop.metadata.rounds()[number].detail["results"]["tune"])
 
 
 def trials(loop: Any, number: int) -> list[dict[str, Any]]:
-    folder = loop.store.artifacts.path(loop.metadata.rounds()[number].detail["output tune"])
+    folder = loop.store.artifacts.path(loop.metadata.rounds()[number].detail["outputs"]["tune"])
     return [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
 
 
@@ -94,20 +91,20 @@ def test_rounds_tune_as_the_data_grow(tuned_loop: Any) -> None:
     assert [trial["settings"] for trial in trials(loop, 3)] == [trial["settings"] for trial in ranked]
     assert third.value <= third.value_before  # type: ignore[operator]
     # Everybody says so.
-    sentences = show(loop.store, "round 1")["tuning_sentences"]
-    assert sentences == first.sentences == loop.status["rounds"][1]["tuning_sentences"]
+    sentences = show(loop.store, "round 1")["sentences"]["tune"]
+    assert sentences == first.sentences == loop.status["rounds"][1]["sentences"]["tune"]
     assert any(f"{RATE} 1e-06 → " in sentence for sentence in sentences)
-    page = unescape(render_report(read_report(loop.store, load_config(loop.root))))
+    page = loop.page
     for sentence in sentences:
         assert f"<p>{sentence[0].upper() + sentence[1:]}.</p>" in page
     # The third says what it learned from the first. The page draws the searches of finished rounds.
     assert first.warm_start == []
     assert third.warm_start[0].startswith("the search starts from 3 settings of round 1 (distance ")
     assert all(sentence in third.sentences for sentence in third.warm_start)
-    assert page.count('<span class="gain">3 trials</span>') == 1
+    assert page.count('<span class="soft">3 trials</span>') == 1
     assert "held-out loss by trial" in page
     assert "held-out loss by seconds" not in page
-    folder = loop.store.artifacts.path(loop.metadata.rounds()[3].detail["output tune"])
+    folder = loop.store.artifacts.path(loop.metadata.rounds()[3].detail["outputs"]["tune"])
     goal, kept, events = read_kept_study(folder)
     assert (goal.objective, len(kept), events) == ("held-out loss", 3, ())
     assert [trial.value for trial in kept] == [trial["value"] for trial in trials(loop, 3)]
@@ -158,7 +155,7 @@ def test_a_killed_search_ends_like_one_that_was_not(
         patch.setattr(TrainingTrial, "measure", lambda *arguments: calls.append(1) or measure(*arguments))
         killed.run(until="train")
     assert len(calls) == 4  # the first trial is not measured again
-    ids = [loop.metadata.rounds()[1].detail["output tune"] for loop in (whole, killed)]
+    ids = [loop.metadata.rounds()[1].detail["outputs"]["tune"] for loop in (whole, killed)]
     assert ids[0] == ids[1]
     assert whole.metadata.rounds()[1].candidate == killed.metadata.runs(stage="train")[-1].output
     files = [
@@ -182,7 +179,7 @@ def test_settings_stay_where_nothing_is_better(small: Any, begun_loop: Callable[
     assert (result.trials, result.trained) == (2, 3)
     assert result.sentences[0].startswith("tuned, and the settings stay: nothing better than ")
     assert trained_with(loop, 1)["learning_rate"] == 4e-3
-    best = loop.store.artifacts.path(loop.metadata.rounds()[1].detail["output tune"]) / "best.yaml"
+    best = loop.store.artifacts.path(loop.metadata.rounds()[1].detail["outputs"]["tune"]) / "best.yaml"
     assert yaml.safe_load(best.read_text()) == {RATE: 4e-3}
     # A key that the user sets anew counts for more than what was tuned.
     small.configure(loop.root, rounds=2, tune={**TUNE, "space": space}, train={**train, "learning_rate": 2e-3})
@@ -213,7 +210,7 @@ def test_too_few_records_leave_the_settings_as_they_are(begun_loop: Callable[...
     loop.run(until="train")
     assert loop.metadata.runs(stage="tune") == []
     why = "not tuned: 2 of 12 records can be held out, and 5 are needed"
-    assert loop.status["rounds"][1]["tuning_sentences"] == [why]
+    assert loop.status["rounds"][1]["sentences"]["tune"] == [why]
     assert trained_with(loop, 1)["learning_rate"] == 1e-6
 
 

@@ -11,8 +11,10 @@ import pytest
 from posttrain.inspect.explanation import record_rounds
 from posttrain.loop.config import load_config
 from posttrain.loop.context import RoundContext
-from posttrain.web.selection_reader import read_selections
-from posttrain.web.selection_view import selections_view
+from posttrain.loop.record import read_rounds
+from posttrain.loop.selection_report import selection_section
+from posttrain.loop.selections import read_selections
+from posttrain.report.section import Fold
 
 pytestmark = pytest.mark.slow
 
@@ -98,14 +100,14 @@ def test_a_curriculum_uses_the_champions_scores_of_the_whole_batch(
 
 def test_the_report_shows_how_many_records_were_scored(sampled_loop: Any) -> None:
     loop = sampled_loop
-    cold, warm = read_selections(loop.store)
+    cold, warm = read_selections(read_rounds(loop.store))
     assert (cold.scored, cold.embedded, cold.pool) == (0, 60, 60)
     assert (warm.scored, warm.embedded, warm.pool) == (15, 48, 48)
     assert len(warm.scores) == 15
     assert all(entry.score is not None for entry in warm.chosen)
     scored_before = len({entry.id for entry in warm.chosen}) - len(warm.scored_since)
     assert 0 < scored_before < 12
-    summaries = [entry.summary for entry in selections_view([cold, warm]).rounds]
+    summaries = [block.remark for block in selection_section([cold, warm]).blocks if isinstance(block, Fold)]
     assert summaries == [
         "12 of 48 embedded, 15 of them scored, by facility_location",
         "12 of 60 embedded, by facility_location",

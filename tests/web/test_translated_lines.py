@@ -11,13 +11,14 @@ import pytest
 
 import posttrain
 from posttrain.evaluate.retention import retention_sentences
-from posttrain.loop.state import RoundState
-from posttrain.loop.tuning import Tuning, round_sentence, tuning_sentences
+from posttrain.loop.tuning import Tuning, round_sentence
 from posttrain.report.charts.bars import funnel
 from posttrain.report.charts.heat_map import heat_map
 from posttrain.report.charts.rounds import CurvePoint, learning_curve_chart
+from posttrain.report.formatting import reason_text
 from posttrain.select.reasons import join_reasons, uncertainty_reasons, weak_class_reason
 from posttrain.store.errors import UserError
+from posttrain.store.message import Message
 from posttrain.tune.goal import Goal
 from posttrain.tune.space import Space
 from posttrain.tune.transfer.past import PastStudy, Task
@@ -154,10 +155,11 @@ def test_a_long_line_of_repeated_clauses_takes_no_time() -> None:
 
 def test_a_chart_of_our_words_is_translated_and_names_of_records_stay() -> None:
     points = [
-        CurvePoint("round 1", "48 labels", 0.5, (0.5,), "deploy"),
-        CurvePoint("round 2", "", 0.4, (0.5,), "refuse"),
+        CurvePoint(Message("round {number}", number=1), Message("{count} labels", count="48"), 0.5, (0.5,), "deploy"),
+        CurvePoint(Message("round {number}", number=2), "", 0.4, (0.5,), "refuse"),
     ]
-    chart = learning_curve_chart(points, "accuracy of each round's candidate and of the champion", measure="accuracy")
+    title = Message("{metric} of each round's candidate and of the champion", metric=Message("accuracy"))
+    chart = learning_curve_chart(points, title, measure=Message("accuracy"))
     assert chart is not None
     shown = chart.translated(CHINESE.line)
     assert shown.option["xAxis"][0]["data"] == ["第 1 轮\n48 个标注", "第 2 轮"]
@@ -181,9 +183,7 @@ def test_a_chart_of_our_words_is_translated_and_names_of_records_stay() -> None:
     assert labels is not None
     assert labels.translated(CHINESE.line).option["xAxis"]["data"] == ["files", "kept"]
     assert "<td>files</td>" in labels.translated(CHINESE.line).__html__()
-    kept = funnel(10, [("exact duplicate", 2)], "records of pool: in, rejected by reason, kept").translated(
-        CHINESE.line
-    )
+    kept = funnel(10, [(reason_text("exact_duplicate"), 2)], "records of pool").translated(CHINESE.line)
     assert kept.option["yAxis"][0]["data"] == ["读入", "完全重复", "保留"]
 
 
@@ -218,6 +218,5 @@ def test_sentences_on_tuned_settings() -> None:
     same = {"settings": {rate: 1e-4}, "before": {rate: 1e-4}}
     outcomes = [Tuning(**fields, **same, value=value, value_before=value).sentences[0] for value in (0.5, None)]
     failed = Tuning(**fields, settings={rate: 1e-3}, before={rate: 1e-4}, value=0.25, value_before=None).sentences[0]
-    state = RoundState(no_tuning="2 of 12 records can be held out, and 5 are needed")
-    for sentence in (*outcomes, failed, *tuning_sentences(state), *warm_start_sentences()):
+    for sentence in (*outcomes, failed, *warm_start_sentences()):
         assert not has_english(CHINESE.line(sentence)), sentence

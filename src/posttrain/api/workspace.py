@@ -195,15 +195,13 @@ class Workspace:
         Raises:
             UserError: it cannot be written there.
         """
+        from posttrain.web.loop_report import write_report
         from posttrain.web.page import check_page_file
-        from posttrain.web.report import write_report
-        from posttrain.web.report_reader import read_report
 
         page = Path(file)
         check_page_file(page)
         with open_call(self.path) as (store, config):
-            content = read_report(store, config)
-        write_report(content, page)
+            write_report(page, store, config)
         return page
 
 

@@ -30,8 +30,7 @@ def demo(
     """Run the whole loop on a bundled task: label a few records, train, deploy only a better model."""
     from posttrain.demo.workspace import prepare_workspace
     from posttrain.loop.loop import Loop
-    from posttrain.web.report import write_report
-    from posttrain.web.report_reader import read_report
+    from posttrain.web.loop_report import write_report
 
     start = time.monotonic()
     if not quick:
@@ -42,7 +41,7 @@ def demo(
         print_rounds(store, config)
         print_learning_curve(loop_status(store, config)["rounds"])
         report = dir / "report.html"
-        write_report(read_report(store, config), report)
+        write_report(report, store, config)
     if quick:
         print_line("The tiny model shows the mechanics and learns little; without --quick a real one learns the task.")
     lines = [

@@ -17,6 +17,7 @@ from posttrain.store.errors import UserError
 if TYPE_CHECKING:
     from posttrain.merge.conflicts import ConflictReport
     from posttrain.tune.merges.importance import ModelImportance
+    from posttrain.tune.merges.validation import Validation
 
 
 def merge(
@@ -140,9 +141,7 @@ def merge(
             print_line("\n".join(searched.lines()))
     kept = by_data.validate(recipe, root, out, suites, quiet=json) if suites else None
     if conflicts is not None and measured is not None and kept is not None:
-        from posttrain.web.merge_report import write_merge_report
-
-        write_merge_report(conflicts, measured, kept)
+        _write_page(conflicts, measured, kept)
     if json:
         print_json(
             {
@@ -169,7 +168,6 @@ def merge(
 
 def _write_conflicts(path: Path, recipe: Recipe, root: Path, memory: int, workers: int | None) -> "ConflictReport":
     from posttrain.merge.conflicts import recipe_conflicts
-    from posttrain.web.merge_report import write_merge_report
     from posttrain.web.page import check_page_file
 
     check_page_file(path)
@@ -177,8 +175,15 @@ def _write_conflicts(path: Path, recipe: Recipe, root: Path, memory: int, worker
         fix = "name the model that all were trained from" if not recipe.slices else "leave out the slices"
         raise UserError("compares task vectors of whole models", where="--conflicts", fix=fix)
     report = recipe_conflicts(recipe, root, memory, workers)
-    write_merge_report(path, report)
+    _write_page(path, report)
     return report
+
+
+def _write_page(path: Path, report: "ConflictReport", validation: "Validation | None" = None) -> None:
+    from posttrain.tune.merges.report import merge_page
+    from posttrain.web.page import write_page
+
+    write_page(path, lambda detail: merge_page(report, validation))
 
 
 def _print_conflicts(path: Path, report: "ConflictReport", json: bool) -> None:

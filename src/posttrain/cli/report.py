@@ -29,16 +29,16 @@ def report(
 
 
 def _of_training(folder: Path, out: Path) -> None:
-    from posttrain.web.report import write_training
-    from posttrain.web.training_reader import read_training_folder
+    from posttrain.train.curves import read_training_folder
+    from posttrain.train.report import training_page
+    from posttrain.web.page import write_page
 
-    write_training(read_training_folder(folder), out)
+    training = read_training_folder(folder)
+    write_page(out, lambda detail: training_page(training))
 
 
 def _of_workspace(workspace: Path, out: Path) -> None:
-    from posttrain.web.report import write_report
-    from posttrain.web.report_reader import read_report
+    from posttrain.web.loop_report import write_report
 
     with open_workspace(workspace) as (store, config):
-        content = read_report(store, config)
-    write_report(content, out)
+        write_report(out, store, config)

@@ -15,8 +15,8 @@ def show(
     json: JsonOption = False,
 ) -> None:
     """Show any artifact, run, round or record with its lineage."""
-    with open_workspace(workspace, checked=False) as (store, _):
-        result = find(store, id)
+    with open_workspace(workspace, checked=False) as (store, config):
+        result = find(store, id, config)
     if json:
         print_json(result)
     else:
@@ -93,21 +93,14 @@ def _round(entry: dict[str, Any]) -> None:
             f"  gain in {name}: {interval['difference']:+.4f},"
             f" interval {interval['low']:+.4f} to {interval['high']:+.4f}, n = {interval['n']}"
         )
-    if entry["batch"]:
-        print_line(f"  {entry['batch']['sentence']}")
     rows = [[id, reason] for id, reason in entry["unlabelled"].items()]
     if rows:
         print_table("without a label", ["record", "reason"], rows[:_ROWS])
     if len(rows) > _ROWS:
         print_line(f"… and {len(rows) - _ROWS} more (--json lists all)")
-    if entry["pseudo_labels"]:
-        print_line(f"  {entry['pseudo_labels']} pseudo-labels joined training")
-    for sentence in (entry["models"] or {}).get("sentences", ()):
-        print_line(f"  {sentence}")
-    for sentence in [*entry["tuning_sentences"], *entry["retention_sentences"]]:
-        print_line(f"  {sentence}")
-    if entry["head_sentence"]:
-        print_line(f"  {entry['head_sentence']}")
+    for sentences in (*entry["sentences"].values(), *entry["latest"].values(), entry["details"]):
+        for sentence in sentences:
+            print_line(f"  {sentence}")
     rows = [[run["stage"], run["status"], run["seconds"], run["output"], run["id"]] for run in entry["runs"]]
     print_table("", ["stage", "status", "seconds", "artifact", "run"], rows)
 

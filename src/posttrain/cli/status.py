@@ -7,7 +7,6 @@ from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_worksp
 from posttrain.inspect.champion import MEND
 from posttrain.inspect.status import status as loop_status
 from posttrain.loop.config import Config
-from posttrain.loop.drift import drift_sentence
 from posttrain.store.workspace import Workspace
 
 _MAIN_METRICS = ("accuracy", "macro_f1", "token_f1", "score", "preference_accuracy", "perplexity", "latency_p50")
@@ -33,9 +32,6 @@ def status(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False
             print_line(state["canary"]["line"])
             for problem in state["canary"]["problems"]:
                 print_line(problem)
-        last = state["rounds"][-1] if state["rounds"] else None
-        if last and last["status"] != "done" and last["forecast"]:
-            print_line(f"round {last['round']}: {last['forecast']}")
         if state["waiting"]:
             print_line(waiting_text(state["waiting"], workspace))
 
@@ -62,21 +58,16 @@ def print_rounds(store: Workspace, config: Config) -> None:
         print_line(f"champion on all test records: {figures}")
     if state["rollback"]:
         print_line(state["rollback"]["sentence"])
+    latest: dict[str, list[str]] = {}
     for entry in rounds:
-        # The usual case needs no line: all that was asked for was learned.
-        if (counts := entry["batch"]) and counts["learned"] < counts["asked"]:
-            print_line(f"round {entry['round']}: {counts['sentence']}")
-        for sentence in (entry["models"] or {}).get("sentences", ()):
-            print_line(f"round {entry['round']}: {sentence}")
-        for sentence in [*entry["tuning_sentences"], *entry["retention_sentences"]]:
-            print_line(f"round {entry['round']}: {sentence}")
-        if entry["drift"]:
-            print_line(f"round {entry['round']}: {drift_sentence(entry['drift'])}")
-        for sentence in entry["adjustments"]:
-            print_line(f"after round {entry['round']}: {sentence}")
-    heads = [entry["head_sentence"] for entry in rounds if entry["head_sentence"]]
-    if heads:
-        print_line(heads[-1])
+        for name, sentences in entry["sentences"].items():
+            latest.pop(name, None)
+            for sentence in sentences:
+                print_line(f"round {entry['round']}: {sentence}")
+        for name, sentences in entry["latest"].items():
+            latest[name] = [f"round {entry['round']}: {sentence}" for sentence in sentences]
+    for lines_of in latest.values():
+        print_line("\n".join(lines_of))
 
 
 def _round_row(entry: dict[str, Any], metrics: list[str]) -> list[Any]:

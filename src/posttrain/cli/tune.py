@@ -3,6 +3,7 @@
 import shlex
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -213,16 +214,17 @@ def report(
     storage: StorageOption = None,
 ) -> None:
     """Write one page about a study: what mattered, and every trial."""
-    from posttrain.web.page import check_page_file
+    from posttrain.web.page import check_page_file, write_page
 
     check_page_file(out)
+    from posttrain.tune.report.study import study_page
     from posttrain.tune.storage import read_name
     from posttrain.tune.transfer.past import read_kept_study
     from posttrain.tune.transfer.warm_start import warm_start_sentences
-    from posttrain.web.study_report import write_study
 
     goal, trials, events = read_kept_study(folder, storage, read_name(folder, storage))
-    print_line(write_study(out, goal, trials, events, folder.resolve().name, warm_start_sentences(folder)))
+    build = partial(study_page, goal, trials, events, folder.resolve().name, warm_start_sentences(folder))
+    print_line(write_page(out, build).sentence)
     print_line(f"wrote {out}")
 
 

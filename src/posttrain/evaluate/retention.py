@@ -5,7 +5,9 @@ from typing import Any
 
 from posttrain.evaluate.bootstrap import RatioInterval, paired_scores, ratio_bootstrap
 from posttrain.evaluate.suite import SuiteResult
+from posttrain.report.formatting import metric_name
 from posttrain.store.errors import WorkError
+from posttrain.store.message import Message
 from posttrain.store.text_files import finite_json
 
 
@@ -48,9 +50,12 @@ def merge_retention(
 
 def retention_sentences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns a sentence for each row of `merge_retention`."""
+    template = "the merged model keeps {ratio:.1%} of {model}'s {metric} on {suite}, interval {low} to {high}, n = {n}"
     return [
-        f"the merged model keeps {row['ratio']:.1%} of {row['model']}'s {row['metric']} on {row['suite']}, interval "
-        f"{_share(row['low'])} to {_share(row['high'])}, n = {row['n']}"
+        Message(
+            template,
+            **{**row, "metric": metric_name(row["metric"]), "low": _share(row["low"]), "high": _share(row["high"])},
+        )
         for row in rows
     ]
 

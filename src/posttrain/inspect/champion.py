@@ -6,6 +6,7 @@ from typing import Any
 from posttrain.loop.history import finished_rounds
 from posttrain.store.artifacts import MANIFEST, find_damage, parse_manifest
 from posttrain.store.errors import DamagedArtifactError
+from posttrain.store.message import Message
 from posttrain.store.workspace import Workspace
 
 MEND = (
@@ -40,14 +41,21 @@ class RollbackReport:
         return {**vars(self), "sentence": self.sentence}
 
     @property
-    def sentence(self) -> str:
+    def sentence(self) -> Message:
         """Says who rolled back from which model to which, and why."""
-        who = "Rolled back by hand" if self.round is None else f"The gate rolled back in round {self.round}"
-        source, target = (
-            id if number is None else f"the model of round {number}" if number else "the base model"
-            for number, id in ((self.source_round, self.source), (self.target_round, self.target))
-        )
-        return f"{who}, from {source} to {target}" + (f": {self.reason}" if self.reason else "")
+        models = {"source": (self.source_round, self.source), "target": (self.target_round, self.target)}
+        values = {role: _model_name(number, id) for role, (number, id) in models.items()}
+        template = "Rolled back by hand, from {source} to {target}"
+        if self.round is not None:
+            template = "The gate rolled back in round {round}, from {source} to {target}"
+        sentence = Message(template, round=self.round, **values)
+        return Message("{sentence}: {reason}", sentence=sentence, reason=self.reason) if self.reason else sentence
+
+
+def _model_name(number: int | None, id: str) -> str:
+    if number is None:
+        return id
+    return Message("the model of round {number}", number=number) if number else Message("the base model")
 
 
 def last_rollback(workspace: Workspace) -> RollbackReport | None:

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from posttrain.inspect.status import read_memory
+from posttrain.inspect.system_use import read_memory
 from posttrain.models.embedder_source import MINILM, MINILM_PACKAGE, MINILM_REQUIREMENT
 from posttrain.models.sources import DEMO_MODEL, DEMO_PACKAGE, DEMO_REQUIREMENT, TINY_MODEL
 from posttrain.store.config import CONFIG_FILE

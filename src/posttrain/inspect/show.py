@@ -12,8 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as compute
 
 from posttrain.data.versions.version import Version
-from posttrain.inspect.status import models_beside
-from posttrain.loop.batch_counts import batch_counts, read_unlabelled
+from posttrain.inspect.status import stage_values
+from posttrain.loop.batch_counts import read_unlabelled
+from posttrain.loop.config import Config
+from posttrain.loop.record import RoundRecord
+from posttrain.loop.round import stage_reports
 from posttrain.loop.stages.pseudo import is_pseudo
 from posttrain.loop.state import RoundState
 from posttrain.store.errors import DamagedArtifactError, UserError, WorkError
@@ -38,13 +41,14 @@ class Relative:
     run: Run | None
 
 
-def show(workspace: Workspace, text: str) -> dict[str, Any]:
+def show(workspace: Workspace, text: str, config: Config | None = None) -> dict[str, Any]:
     """Looks up an id or a name; returns all fields of it, with its lineage.
 
     Args:
         workspace: The workspace.
         text: An artifact's or run's id or the beginning of one, ``name@vN``, ``round N`` or ``N``,
             ``champion``, or a record's id.
+        config: The config, whose own stages report of a round too.
 
     Raises:
         UserError: nothing has this name, or more than one thing has.
@@ -57,7 +61,7 @@ def show(workspace: Workspace, text: str) -> dict[str, Any]:
     number = text.removeprefix("round").strip()
     # Ids may consist of digits alone; none is so short.
     if number.isdecimal() and len(number) < 6:
-        return _round(workspace, int(number))
+        return _round(workspace, int(number), config)
     if record := _record(workspace, text):
         return record
     id = workspace.metadata.resolve(text)
@@ -176,7 +180,7 @@ def _is_training(run: Any) -> bool:
     return bool(run.stage == "train" and run.status == "done")
 
 
-def _round(workspace: Workspace, number: int) -> dict[str, Any]:
+def _round(workspace: Workspace, number: int, config: Config | None) -> dict[str, Any]:
     entry = workspace.metadata.round(number)
     if entry is None:
         raise UserError(f"there is no round {number}", fix="posttrain status")
@@ -184,13 +188,10 @@ def _round(workspace: Workspace, number: int) -> dict[str, Any]:
         {"id": run.id, "stage": run.stage, "status": run.status, "seconds": run.seconds, "output": run.output}
         for run in workspace.metadata.runs(round=number)
     ]
-    state = RoundState.from_row(entry)
-    counts = batch_counts(state)
-    batch = {
-        "batch": {**counts.to_json(), "sentence": counts.sentence} if counts else None,
-        "unlabelled": _unlabelled(workspace, state),
-    }
-    return {"type": "round", **_plain(asdict(entry)), "runs": runs, **batch, **models_beside(workspace, state)}
+    record = RoundRecord(workspace, entry, RoundState.from_row(entry))
+    reports = stage_values(stage_reports(config, record))
+    unlabelled = _unlabelled(workspace, record.state)
+    return {"type": "round", **_plain(asdict(entry)), "runs": runs, "unlabelled": unlabelled, **reports}
 
 
 def _unlabelled(workspace: Workspace, state: RoundState) -> dict[str, str]:

@@ -12,6 +12,7 @@ from posttrain.label.quality.config import VALUE_NAMES as LABEL_VALUES
 from posttrain.loop.drift import VALUE_NAMES as DRIFT_VALUES
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.expression import Rule, Values, parse
+from posttrain.store.message import Message
 
 if TYPE_CHECKING:
     from posttrain.loop.config import Config
@@ -26,6 +27,9 @@ VALUE_NAMES = {
 """Names in the rules besides those of the gate; a value is not a number where a training was too short for it."""
 
 _WHERE = "adjust"
+
+STAGE = "adjust"
+"""Name of the stage, under which a round's state has its adjustments."""
 
 _SECTIONS = ("train", "select", "label", "evaluate")
 """Sections whose keys rules may change: those of how the next round chooses, labels, trains and weighs."""
@@ -110,10 +114,8 @@ class Adjustment:
     @property
     def sentence(self) -> str:
         """Says in a line what changes and why."""
-        why = f"{self.rule} ({self.values})"
-        if self.problem:
-            return f"{self.key} stays {self.before}: {self.problem}; {why}"
-        return f"{self.key} {self.before} → {self.after}: {why}"
+        template = "{key} stays {before}: {problem}; {rule} ({values})"
+        return Message(template if self.problem else "{key} {before} → {after}: {rule} ({values})", **self.as_dict())
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields, for JSON."""

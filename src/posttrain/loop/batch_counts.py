@@ -1,12 +1,11 @@
 """Accounts for every record of a round's batch: asked, answered, skipped or left, and which answers were learned."""
 
 import json
-import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as compute
@@ -16,9 +15,12 @@ from posttrain.data.steps.duplicates import Exact
 from posttrain.data.versions.version import read_dataset
 from posttrain.loop.score_files import LABELS, UNLABELLED
 from posttrain.loop.state import RoundState
+from posttrain.report.formatting import reason_text
+from posttrain.store.message import Message
 from posttrain.store.workspace import Workspace
 
-log = logging.getLogger("posttrain")
+STAGE = "dataset"
+"""Name of the stage, under which a round's state has the counts."""
 
 _COLUMNS = ["input_id", "meta"]
 
@@ -50,30 +52,23 @@ class BatchCounts:
     rejected: Mapping[str, int] = field(default_factory=dict)
     skips: Mapping[str, int] = field(default_factory=dict)
 
-    @classmethod
-    def total(cls, rounds: Iterable[Self | None]) -> Self:
-        """Adds up the counts of several rounds; None counts nothing."""
-        values: dict[str, Any] = dict.fromkeys(("asked", "answered", "by_model", "skipped", "left"), 0)
-        values |= {"learned": 0, "duplicates": 0, "rejected": Counter(), "skips": Counter()}
-        for counts in rounds:
-            for name in values if counts is not None else ():
-                values[name] += Counter(part) if isinstance(part := getattr(counts, name), Mapping) else part
-        return cls(**values)
-
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON values that a round's row stores."""
         return asdict(self)
 
     @property
-    def sentence(self) -> str:
+    def sentence(self) -> Message:
         """The counts in words, without those that are 0."""
-        parts = [f"{self.learned} learned"]
-        parts += [f"{self.duplicates} duplicates"] if self.duplicates else []
-        parts += [f"{self.rejected_total} rejected ({_reasons(self.rejected)})"] if self.rejected else []
-        reasons = f" ({_reasons(self.skips)})" if self.skips else ""
-        parts += [f"{self.skipped} skipped{reasons}"] if self.skipped else []
-        parts += [f"{self.left} left and in the pool again"] if self.left else []
-        return f"{self.asked} asked: {', '.join(parts)}"
+        parts = [Message("{count} learned", count=self.learned)]
+        parts += [Message("{count} duplicates", count=self.duplicates)] if self.duplicates else []
+        if self.rejected:
+            parts.append(_with_reasons("{count} rejected ({reasons})", self.rejected_total, self.rejected))
+        if self.skips:
+            parts.append(_with_reasons("{count} skipped ({reasons})", self.skipped, self.skips))
+        elif self.skipped:
+            parts.append(Message("{count} skipped", count=self.skipped))
+        parts += [Message("{count} left and in the pool again", count=self.left)] if self.left else []
+        return Message("{count} asked: {parts}", count=self.asked, parts=Message.joined(", ", parts))
 
     @property
     def rejected_total(self) -> int:
@@ -122,7 +117,8 @@ def count_batch(workspace: Workspace, labels: str, dataset: str) -> BatchCounts:
 
 def batch_counts(state: RoundState) -> BatchCounts | None:
     """Returns what became of a round's batch; None before its answers are in, and without a batch."""
-    return None if state.batch_counts is None else BatchCounts(**state.batch_counts)
+    values = state.results.get(STAGE)
+    return BatchCounts(**values) if values else None
 
 
 def read_unlabelled(workspace: Workspace, labels: str) -> dict[str, str]:
@@ -146,5 +142,6 @@ def _labelled_by(meta: str | None) -> str:
     return json.dumps(json.loads(meta or "{}").get("labelled_by"), sort_keys=True)
 
 
-def _reasons(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{reason}: {count}" for reason, count in counts.items())
+def _with_reasons(template: str, count: int, reasons: Mapping[str, int]) -> Message:
+    listed = (Message("{reason}: {count}", reason=reason_text(reason), count=each) for reason, each in reasons.items())
+    return Message(template, count=count, reasons=Message.joined(", ", listed))

@@ -17,6 +17,7 @@ from posttrain.data.report.drift_measures import (
     mean_discrepancy,
     population_stability,
 )
+from posttrain.store.message import Message
 from posttrain.store.section import Section
 
 VALUE_NAMES = {
@@ -77,13 +78,18 @@ class DriftValues:
         return cls(**{name: math.nan if value is None else value for name, value in fields.items()})  # type: ignore[arg-type]
 
 
-def drift_sentence(fields: Mapping[str, float | None]) -> str:
+def drift_sentence(fields: Mapping[str, float | None]) -> Message:
     """Says in a line how far new inputs lie from known ones; fields as in `DriftValues.as_dict`, measured."""
-    psi, p_value, confidence = fields["psi"], fields["mmd_p"], fields["confidence"]
+    psi = fields["psi"]
     assert psi is not None
-    what = "little" if psi < MODERATE else "moderate" if psi < LARGE else "large"
-    text = f"{what} drift of {fields['new']} new inputs: drift.psi {psi:.2f}, drift.mmd_p {p_value:.2g}"
-    return text if confidence is None else f"{text}, drift.confidence {confidence:.2f}"
+    values = f"drift.psi {psi:.2f}, drift.mmd_p {fields['mmd_p']:.2g}"
+    values += "" if fields["confidence"] is None else f", drift.confidence {fields['confidence']:.2f}"
+    template = "large drift of {new} new inputs: {values}"
+    if psi < LARGE:
+        template = "moderate drift of {new} new inputs: {values}"
+    if psi < MODERATE:
+        template = "little drift of {new} new inputs: {values}"
+    return Message(template, new=fields["new"], values=values)
 
 
 Matrix = npt.NDArray[np.float32]

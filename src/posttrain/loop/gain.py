@@ -17,8 +17,12 @@ from posttrain.loop.state import RoundState
 from posttrain.select.stopping import ExpectedGain, GainEstimate, cohen_kappa, estimate_gain, expected_gain
 from posttrain.store.artifacts import Artifact
 from posttrain.store.errors import DamagedArtifactError
+from posttrain.store.message import Message
 
 log = logging.getLogger("posttrain")
+
+STAGE = "select"
+"""Name of the stage, under which a round's state has the estimate of its batch."""
 
 
 def estimate_batch_gain(context: RoundContext, champion: str, scores: Artifact, labels: int) -> GainEstimate | None:
@@ -71,14 +75,14 @@ def current_estimate(state: RoundState, champion: str | None) -> Mapping[str, An
         state: The round's state.
         champion: Id of the model in service.
     """
-    estimate = state.gain_estimate
+    estimate: Mapping[str, Any] | None = state.results.get(STAGE)
     if estimate is None or state.decision is not None or state.champion == champion:
         return estimate
     unknown = "another model is in service since the batch was selected"
     return {**estimate, "expected_gain": None, "unknown": unknown}
 
 
-def gain_sentence(values: Mapping[str, Any]) -> str:
+def gain_sentence(values: Mapping[str, Any]) -> Message:
     """Puts an estimate from a round's row into words."""
     gain = values["expected_gain"]
     expected = ExpectedGain(**{name: gain[name] for name in gain if name != "metric"}) if gain else None

@@ -1,19 +1,18 @@
 """Reads the results of finished rounds: datasets, evaluations, labels."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 import numpy as np
 
 from posttrain.evaluate.suite import read_evaluation
 from posttrain.label.quality.config import VALUE_NAMES
 from posttrain.label.queue import Queue
+from posttrain.loop.adjust import STAGE as ADJUST
 from posttrain.loop.adjust import with_adjustments
 from posttrain.loop.config import Config
 from posttrain.loop.state import RoundState
-from posttrain.loop.tuning import last_tuned, with_tuning
+from posttrain.loop.tuning import Tuning, last_tuned, with_tuning
 from posttrain.store.rows import Round
 from posttrain.store.workspace import Workspace
 
@@ -36,7 +35,7 @@ def parent_dataset(workspace: Workspace) -> str:
 def adjusted_config(workspace: Workspace, config: Config) -> Config:
     """Returns the config as the rules of finished rounds have adjusted it, without the settings that they tuned."""
     states = finished_states(workspace)
-    return with_adjustments(config, [record for state in states for record in state.adjustments or ()])
+    return with_adjustments(config, [record for state in states for record in state.results.get(ADJUST, ())])
 
 
 def round_config(workspace: Workspace, config: Config) -> Config:
@@ -44,10 +43,9 @@ def round_config(workspace: Workspace, config: Config) -> Config:
     return with_tuning(adjusted_config(workspace, config), last_tuning(workspace))
 
 
-def last_tuning(workspace: Workspace) -> Mapping[str, Any] | None:
+def last_tuning(workspace: Workspace) -> Tuning | None:
     """Returns what the last search of settings in a finished round decided; None before the first."""
-    state = last_tuned(finished_states(workspace))
-    return state.tuning if state else None
+    return last_tuned(finished_states(workspace))
 
 
 def days_since_training(workspace: Workspace) -> float:

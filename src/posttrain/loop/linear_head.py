@@ -2,7 +2,7 @@
 
 import json
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pyarrow.parquet as parquet
 from posttrain.evaluate.scorers.base import sample_records
 from posttrain.label.annotator import labelled_by_model
 from posttrain.loop.context import RoundContext
+from posttrain.loop.record import RoundRecord
 from posttrain.loop.scoring import head_embedder, sentence_embeddings
 from posttrain.loop.stage import CachedWork
 from posttrain.loop.state import RoundState
@@ -21,7 +22,7 @@ from posttrain.models.binomial import clopper_pearson
 from posttrain.models.embedder_source import embedder_key
 from posttrain.models.linear_head import LinearHead, fit_linear_head
 from posttrain.store.errors import UserError
-from posttrain.store.workspace import Workspace
+from posttrain.store.message import Message
 
 log = logging.getLogger("posttrain")
 
@@ -29,7 +30,7 @@ OUT_OF_FOLD, HEAD_SCORES = "out_of_fold.parquet", "scores.json"
 """Predictions of heads that did not learn from the record, and for each test record True if the head is right."""
 
 HEAD_RESULT = "linear head"
-"""Name under which a round's state holds the evaluation of the head."""
+"""Name under which a round's state has the evaluation of the head, or the reason why there is none."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def measure_head(context: RoundContext) -> RoundState:
 
     The head is a yardstick: a sentence model that is missing or damaged is named in the state, and ends no round.
     """
-    state = context.state
+    state = context.state.without(HEAD_RESULT)
     name = context.config.label.embedder
     if state.dataset is None or state.test is None or name is None or not context.config.task.label_set:
         return state
@@ -154,27 +155,31 @@ def measure_head(context: RoundContext) -> RoundState:
         result = context.run(EvaluateHead(head, state.test)) if head else None
     except UserError as error:
         log.warning("  no linear head is measured: %s", error)
-        return replace(state, no_head=str(error))
+        return state.with_result(HEAD_RESULT, str(error))
     if result is None:
-        return replace(state, no_head=f"the training set's {state.labels or 0} labels are too few")
+        return state.with_result(HEAD_RESULT, f"the training set's {state.labels or 0} labels are too few")
     log.info("  a linear head on the same labels: accuracy %.3f", result.meta["accuracy"])
-    state = replace(state, no_head=None)
     return state.with_output(HEAD_RESULT, result.id)
 
 
-def head_result(workspace: Workspace, state: RoundState) -> dict[str, Any] | None:
-    """Returns what the linear head of a round reached: accuracy, low, high, n, labels; None where none was measured."""
-    id = state.outputs.get(HEAD_RESULT)
-    row = workspace.metadata.artifact(id) if id else None
-    return dict(row.meta) if row else None
+def head_report(record: RoundRecord) -> tuple[dict[str, Any] | None, str]:
+    """Returns what the linear head of a round reached: accuracy, low, high, n, labels; and a sentence.
 
-
-def head_sentence(head: dict[str, Any], accuracy: float | None) -> str:
-    """Says in one line what the head reaches beside the model."""
-    interval = f"{head['low']:.1%} to {head['high']:.1%}"
-    what = f"A linear head on sentence embeddings reaches {head['accuracy']:.1%} ({interval}) with the same"
-    model = "" if accuracy is None else f"; this model {accuracy:.1%}"
-    return f"{what} {head['labels']} labels{model}."
+    The first is None where none was measured, the second says why, and is "" where there is none to measure.
+    """
+    state, artifact = record.state, record.artifact(record.state.outputs.get(HEAD_RESULT))
+    if artifact is None:
+        why = state.results.get(HEAD_RESULT)
+        return None, Message("No linear head was measured: {why}.", why=why) if why and state.labels else ""
+    template = (
+        "A linear head on sentence embeddings reaches {accuracy:.1%} ({low:.1%} to {high:.1%}) with the same {labels} "
+        "labels"
+    )
+    sentence = Message(template, **artifact.meta)
+    accuracy = (state.metrics or {}).get("accuracy")
+    if accuracy is None:
+        return dict(artifact.meta), Message("{head}.", head=sentence)
+    return dict(artifact.meta), Message("{head}; this model {accuracy:.1%}.", head=sentence, accuracy=accuracy)
 
 
 def _main_suite(context: RoundContext) -> Any:

@@ -8,6 +8,7 @@ from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
 from posttrain.loop.history import adjusted_config, last_tuning
 from posttrain.loop.model_registry import ModelRegistry
+from posttrain.loop.record import RoundRecord, StageReport
 from posttrain.loop.stage import RoundStep, Stage
 from posttrain.loop.stages.adjust import AdjustConfig
 from posttrain.loop.stages.answer import Answer
@@ -28,7 +29,7 @@ from posttrain.loop.stages.suggest import Suggest
 from posttrain.loop.stages.train import Train
 from posttrain.loop.stages.tune import Tune
 from posttrain.loop.state import RoundState, save_state
-from posttrain.loop.tuning import with_tuning
+from posttrain.loop.tuning import tuning_of, with_tuning
 from posttrain.store.errors import UserError, Waiting, suggest
 from posttrain.store.extensions import Registry
 from posttrain.store.workspace import Workspace
@@ -68,7 +69,7 @@ def round_steps(config: Config) -> list[type[RoundStep]]:
     """Lists the steps of a round, with the stages that the config adds.
 
     Raises:
-        UserError: a stage does not exist, cannot be loaded, is no stage, has the name of another one or follows one
+        UserError: a stage does not exist, cannot be loaded, is not a stage, has the name of another one or follows one
             that does not exist.
     """
     steps = list(ROUND)
@@ -87,6 +88,19 @@ def round_steps(config: Config) -> list[type[RoundStep]]:
             )
         steps.insert(names.index(stage.after) + 1, stage)
     return steps
+
+
+def known_steps(config: Config | None) -> Sequence[type[RoundStep]]:
+    """Lists the steps of a round as `round_steps`; the built-in ones without a config, or where one of its is gone."""
+    try:
+        return round_steps(config) if config is not None else ROUND
+    except UserError:
+        return ROUND
+
+
+def stage_reports(config: Config | None, record: RoundRecord) -> dict[str, StageReport]:
+    """Returns what each step reports of a round, by its name."""
+    return {step.name: step.report(record) for step in known_steps(config)}
 
 
 @dataclass(frozen=True)
@@ -112,7 +126,7 @@ class RoundRunner:
 
         Args:
             number: Its number.
-            partial: True to go on with the labels that are there, where the round waits for more.
+            partial: True to continue with the labels that are there, where the round waits for more.
 
         Raises:
             Waiting: for labels, or for new inputs if there is nothing to label.
@@ -130,11 +144,11 @@ class RoundRunner:
         earlier, start = row.seconds or 0.0, time.monotonic()
         # What the last attempt decided is decided again: files, config or champion may have changed since.
         saved = RoundState.from_row(row)
-        state = replace(saved, candidate=None, decision=None, nothing_to_label=None, tuning=None)
+        state = replace(saved, candidate=None, decision=None, nothing_to_label=None).without(Tune.name)
         try:
             for step in steps:
                 # From the step that tunes them on, the round's own settings hold.
-                config = with_tuning(adjusted, state.tuning or tuning)
+                config = with_tuning(adjusted, tuning_of(state) or tuning)
                 context = RoundContext(
                     self.workspace, config, number, state=state, file_config=self.config, partial=partial
                 )
@@ -150,7 +164,7 @@ class RoundRunner:
                     raise Stopped
         except Waiting as waiting:
             # The state of before the step that waits: its batch is what the next run finds.
-            state = replace(state, waits_for=str(waiting))
+            state = replace(state, waits_for=waiting.what)
             save_state(metadata, number, state, status="waiting")
             raise
         finally:

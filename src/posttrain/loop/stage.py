@@ -2,16 +2,19 @@
 
 To add a stage, derive a class from `Stage` and either add it to the list in `posttrain.loop.round`, or name it in the
 config, by its dotted path (``stages: ["package.module:Name"]``) or as an entry point of the group ``posttrain.stages``,
-with `RoundStep.after` set to the stage that it follows.
+with `RoundStep.after` set to the stage that it follows. What `posttrain status`, the pages and the report show of it,
+it says itself in `RoundStep.report` and `RoundStep.sections`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from posttrain.loop.context import RoundContext
+from posttrain.loop.record import LoopRecord, RoundRecord, StageReport
 from posttrain.loop.state import RoundState
+from posttrain.report.section import Section
 
 
 class CachedWork(ABC):
@@ -59,11 +62,13 @@ class RoundStep(ABC):
 
     Attributes:
         name: Name of the step, as in ``posttrain run --until``.
+        title: Its name on pages; `name` if empty.
         after: Name of the step that one from outside the package follows in the round.
         ends_round: True for the step whose state is the result of the round.
     """
 
     name: str
+    title: ClassVar[str] = ""
     after: ClassVar[str] = "dataset"
     ends_round: ClassVar[bool] = False
 
@@ -76,6 +81,16 @@ class RoundStep(ABC):
     @abstractmethod
     def execute(cls, context: RoundContext) -> RoundState:
         """Runs the step of the round; returns the state after it."""
+
+    @classmethod
+    def report(cls, record: RoundRecord) -> StageReport:
+        """Reports what the step did in a round, finished or not."""
+        return StageReport()
+
+    @classmethod
+    def sections(cls, loop: LoopRecord) -> Iterable[Section]:
+        """Yields the step's sections of the report on all rounds."""
+        return ()
 
 
 class Stage(CachedWork, RoundStep):

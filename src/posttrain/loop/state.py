@@ -1,16 +1,17 @@
 """The record of one round: a typed, frozen state. Only this module reads and writes the round's row."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
+from posttrain.store.message import pack, unpack
 from posttrain.store.metadata import Metadata
 from posttrain.store.rows import Round
 
-# Fields that are no keys of the row's detail: the row has columns for the first three, each output has its own key, and
-# a resumed round finds the others anew.
+# Fields that are no keys of the row's detail: the row has columns for the first three, and a resumed round finds the
+# others again.
 _TRANSIENT = (
-    *("champion", "candidate", "decision", "outputs"),
+    *("champion", "candidate", "decision"),
     *("files", "nothing_to_label", "base_evaluation", "latency"),
 )
 
@@ -24,7 +25,6 @@ class RoundState:
         pool: Id of the dataset of records without a label; ``test`` and ``files`` (labelled files) likewise.
         base: Id of the model that training starts from, in Hugging Face layout.
         queried_pool: Id of the batch's pool; with ``scores`` and ``selection`` it is the batch that is out.
-        gain_estimate: Expected gain of the batch, as JSON values.
         nothing_to_label: Reason why no batch was selected.
         labelled: Id of the labels of this round's batch.
         dataset: Id of the training set.
@@ -32,19 +32,14 @@ class RoundState:
         evaluation: Id of the candidate's evaluation; ``champion_evaluation`` and ``base_evaluation`` likewise.
         latency: Id of the timing of candidate and champion, side by side.
         metrics: The candidate's metrics, by bare name.
-        retention: What a merged candidate kept of the models that it is made of, see `merge_retention`.
         decision: The gate's decision: action, rules, intervals, metrics.
-        no_head: Why no linear head was measured, where one is configured.
         labels: Number of records of the training set; ``labels_new`` of those labelled in this round.
-        tuning: What the round's search of settings decided, see `posttrain.loop.tuning.Tuning`; ``no_tuning`` the
-            reason why the rule asked for a search and none was made.
-        adjustments: Changes of the config that rules made for later rounds, as JSON values.
-        batch_counts: Counts of the batch's records by outcome, see `posttrain.loop.batch_counts.BatchCounts`.
         discards_labels: True if later training sets leave this round's labels out.
         next_parent: Id of the dataset that the next round builds on.
         final: Evaluation of the champion on all test records, after the last round.
         waits_for: Description of the labels, records or trigger that the loop waits for.
-        outputs: Artifacts of stages that were added to the round, by the stage's name.
+        outputs: Ids of the artifacts of stages without a field of their own, by the stage's name.
+        results: What stages record besides an artifact, as JSON values by the stage's name; each stage reads its own.
     """
 
     champion: str | None = None
@@ -55,7 +50,6 @@ class RoundState:
     queried_pool: str | None = None
     scores: str | None = None
     selection: str | None = None
-    gain_estimate: Mapping[str, Any] | None = None
     nothing_to_label: str | None = None
     labelled: str | None = None
     dataset: str | None = None
@@ -65,36 +59,26 @@ class RoundState:
     base_evaluation: str | None = None
     latency: str | None = None
     metrics: Mapping[str, float] | None = None
-    retention: Sequence[Mapping[str, Any]] | None = None
     decision: Mapping[str, Any] | None = None
-    no_head: str | None = None
     labels: int | None = None
     labels_new: int | None = None
-    tuning: Mapping[str, Any] | None = None
-    no_tuning: str | None = None
-    adjustments: Sequence[Mapping[str, Any]] | None = None
-    batch_counts: Mapping[str, Any] | None = None
     discards_labels: bool | None = None
     next_parent: str | None = None
     final: Mapping[str, Any] | None = None
     waits_for: str | None = None
     outputs: Mapping[str, str] = field(default_factory=dict)
+    results: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_row(cls, row: Round) -> Self:
         """Reads the state from a round's row."""
-        names = cls._detail_fields()
-        values = {name: value for name, value in row.detail.items() if name in names}
-        outputs = {key.removeprefix("output "): id for key, id in row.detail.items() if key.startswith("output ")}
-        return cls(
-            **values, champion=row.champion_before, candidate=row.candidate, decision=row.decision, outputs=outputs
-        )
+        values = {key: unpack(value) for key, value in row.detail.items() if key in cls._detail_fields()}
+        return cls(**values, champion=row.champion_before, candidate=row.candidate, decision=row.decision)
 
     def detail(self) -> dict[str, Any]:
         """Returns the JSON values that the row stores, without fields that are not set yet."""
         values = {name: getattr(self, name) for name in self._detail_fields()}
-        detail = {name: value for name, value in values.items() if value is not None}
-        return detail | {f"output {name}": id for name, id in self.outputs.items()}
+        return {name: pack(value) for name, value in values.items() if value not in (None, {})}
 
     @classmethod
     def _detail_fields(cls) -> list[str]:
@@ -127,8 +111,19 @@ class RoundState:
         return complete if len(complete) == len(ids) else None
 
     def with_output(self, stage: str, artifact: str) -> Self:
-        """Returns the state with the artifact of a stage that has no field of its own."""
+        """Returns the state with the artifact of a stage."""
         return replace(self, outputs={**self.outputs, stage: artifact})
+
+    def with_result(self, stage: str, values: Any) -> Self:
+        """Returns the state with what a stage records, as JSON values."""
+        return replace(self, results={**self.results, stage: values})
+
+    def without(self, *stages: str) -> Self:
+        """Returns the state without what stages have left, such as that of an earlier attempt with another config."""
+        kept = [
+            {name: value for name, value in each.items() if name not in stages} for each in (self.outputs, self.results)
+        ]
+        return replace(self, outputs=kept[0], results=kept[1])
 
 
 def save_state(

@@ -9,6 +9,7 @@ from posttrain.loop.adjust import adjustment_rules, config_value
 from posttrain.loop.drift import VALUE_NAMES as DRIFT_VALUES
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.expression import Rule, parse
+from posttrain.store.message import Message
 from posttrain.store.paths import locate_path
 from posttrain.train.config import TrainConfig
 from posttrain.tune.backends.registry import check_memory
@@ -20,6 +21,9 @@ from posttrain.tune.trainings.settings import RANKS_PREFIX, SETTING_PREFIX, appl
 if TYPE_CHECKING:
     from posttrain.loop.config import Config
     from posttrain.loop.state import RoundState
+
+STAGE = "tune"
+"""Name of the stage, under which a round's state has its `Tuning`, or ``why_not``: the reason for none."""
 
 _WHERE, _WHEN = "tune.space", "tune.when"
 
@@ -72,21 +76,25 @@ class Tuning:
     @property
     def sentences(self) -> list[str]:
         """Says what changed, by what rule, how much better it is, and what was spent."""
-        spent = f"{self.trials} trials, the work of {self.trained:g} trainings"
-        measured = f"held-out {self.metric} of {self.held_out} records"
-        if not self.changes:
-            why = "no training has a value" if self.value is None else f"nothing better than {_number(self.value)}"
-            outcome = f"tuned, and the settings stay: {why}"
-            return [f"{outcome}; {measured}; {spent}", *self.warm_start, self._reason]
-        before = "none" if self.value_before is None else _number(self.value_before)
-        changes = [f"{key} {_number(old)} → {_number(new)}" for key, (old, new) in self.changes.items()]
-        outcome = f"tuned from {before} to {_number(self.value)}"
-        tuned = (f"tuned {change}" for change in changes)
-        return [f"{outcome}; {measured}; {spent}", *tuned, *self.warm_start, self._reason]
+        spent = Message("{trials} trials, the work of {trained:g} trainings", trials=self.trials, trained=self.trained)
+        measured = Message("held-out {metric} of {count} records", metric=self.metric, count=self.held_out)
+        changes = [
+            Message("tuned {key} {old} → {new}", key=key, old=_number(old), new=_number(new))
+            for key, (old, new) in self.changes.items()
+        ]
+        reason = Message("tuned by the rule {rule} ({values})", rule=self.rule, values=self.values)
+        return [Message.joined("; ", [self._outcome, measured, spent]), *changes, *self.warm_start, reason]
 
     @property
-    def _reason(self) -> str:
-        return f"tuned by the rule {self.rule} ({self.values})"
+    def _outcome(self) -> Message:
+        if not self.changes and self.value is None:
+            return Message("tuned, and the settings stay: no training has a value")
+        after = _number(self.value)
+        if not self.changes:
+            return Message("tuned, and the settings stay: nothing better than {value}", value=after)
+        if self.value_before is None:
+            return Message("tuned from none to {after}", after=after)
+        return Message("tuned from {before} to {after}", before=_number(self.value_before), after=after)
 
 
 def round_sentence(text: str) -> str:
@@ -94,26 +102,25 @@ def round_sentence(text: str) -> str:
     return f"the search {text}" if text.startswith("starts ") else text
 
 
-def tuning_sentences(state: "RoundState") -> list[str]:
-    """Returns the sentences on a round's search of settings, or the reason why none was made."""
-    if state.tuning is not None:
-        return Tuning(**state.tuning).sentences
-    return [f"not tuned: {state.no_tuning}"] if state.no_tuning else []
+def tuning_of(state: "RoundState") -> Tuning | None:
+    """Returns what a round's search of settings decided; None where there was none."""
+    values = state.results.get(STAGE) or {}
+    return Tuning(**values) if "settings" in values else None
 
 
-def last_tuned(states: Sequence["RoundState"]) -> "RoundState | None":
-    """Returns the state of the last finished round that has searched settings."""
-    return next((state for state in reversed(states) if state.tuning is not None), None)
+def last_tuned(states: Sequence["RoundState"]) -> Tuning | None:
+    """Returns what the last search in these rounds decided."""
+    return next((tuning for state in reversed(states) if (tuning := tuning_of(state))), None)
 
 
-def with_tuning(config: "Config", tuning: Mapping[str, Any] | None) -> "Config":
+def with_tuning(config: "Config", tuning: Tuning | None) -> "Config":
     """Returns the config with the settings that a search left.
 
     A key that is searched no more, or that the user has set anew since, counts no more.
 
     Args:
         config: The config as ``posttrain.yaml`` and the rules of ``adjust`` have it.
-        tuning: `Tuning.as_dict`; None where nothing was tuned yet.
+        tuning: The search; None where nothing was tuned yet.
 
     Raises:
         UserError: a setting does not fit the config, which has changed since.
@@ -122,8 +129,8 @@ def with_tuning(config: "Config", tuning: Mapping[str, Any] | None) -> "Config":
         return config
     settings = {
         key: value
-        for key, value in tuning["settings"].items()
-        if key in tuned_keys(config.tune) and tuning["configured"].get(key) == tuned_value(config, key)
+        for key, value in tuning.settings.items()
+        if key in tuned_keys(config.tune) and tuning.configured.get(key) == tuned_value(config, key)
     }
     if not settings:
         return config

@@ -1,29 +1,8 @@
-"""Formats numbers, metrics, reasons and decisions for the pages."""
+"""Formats numbers, and the names of metrics and reasons."""
 
 from posttrain.report.charts.bars import format_seconds
+from posttrain.store.message import Message
 
-_KINDS = {
-    "nan": "NaN or infinity",
-    "explosion": "exploding gradient",
-    "divergence": "diverging loss",
-    "plateau": "loss plateau",
-    "dead_layers": "dead layers",
-    "no_supervised": "no supervised token",
-}
-_ACTIONS = {
-    "warn": "logged a warning",
-    "skip": "skipped this batch",
-    "rollback": "rolled back to the last good checkpoint and skipped this data",
-    "lower_rate": "lowered the learning rate",
-    "stop": "stopped the training",
-}
-_SELECTION_REASONS = {
-    "strategy": "chosen by {} from the whole pool",
-    "focus": "chosen by {} among records near what evaluation found weakest",
-    "explore": "drawn at random from the whole pool, whatever the model says",
-    "cold_start": "chosen by {} to cover the pool, as the confidence of an untrained model says nothing",
-}
-_RANDOM_COLD_START = "drawn at random, as the confidence of an untrained model says nothing"
 _SHARES = ("accuracy", "f1", "rate", "precision", "recall")
 
 
@@ -57,9 +36,9 @@ def is_share(name: str, value: float = 0.0) -> bool:
     return last.endswith(_SHARES) and 0 <= value <= 1
 
 
-def metric_name(name: str) -> str:
+def metric_name(name: str) -> Message:
     """Formats ``macro_f1`` as ``macro F1``, ``latency_p50`` as ``latency p50``."""
-    return name.replace("_", " ").replace("f1", "F1")
+    return Message(name.replace("_", " ").replace("f1", "F1"))
 
 
 def points_text(difference: float) -> str:
@@ -84,31 +63,11 @@ def level_text(level: float) -> str:
     return f"{100 * level:g}%"
 
 
-def reason_text(reason: str) -> str:
-    return reason.replace("_", " ")
-
-
-def duration_text(value: float) -> str:
-    return format_seconds(value)
+def reason_text(reason: str) -> Message:
+    """Formats a name in words: ``cold_start`` as ``cold start``."""
+    return Message(reason.replace("_", " "))
 
 
 def bytes_text(value: float) -> str:
     """Formats memory in decimal units: ``640 MB``, ``2.9 GB``."""
     return f"{value / 1e9:.3g} GB" if value >= 1e9 else f"{value / 1e6:.3g} MB"
-
-
-def kind_text(kind: str) -> str:
-    """Describes a problem that the monitor detected."""
-    return _KINDS.get(kind, reason_text(kind))
-
-
-def action_text(action: str) -> str:
-    """Describes the monitor's action."""
-    return _ACTIONS.get(action, reason_text(action))
-
-
-def selection_text(reason: str, strategy: str) -> str:
-    """Explains a selection reason in a sentence; "" for an unknown reason."""
-    if (reason, strategy) == ("cold_start", "random"):
-        return _RANDOM_COLD_START
-    return _SELECTION_REASONS.get(reason, "").format(strategy)

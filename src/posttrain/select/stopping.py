@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
+from posttrain.store.message import Message
 from posttrain.store.section import Section
 
 # The grid of learning curves: s, c, and a and b of `expected_gain`.
@@ -82,15 +83,18 @@ class GainEstimate:
     unknown: str = ""
 
     @property
-    def sentence(self) -> str:
+    def sentence(self) -> Message:
         """The estimate in words."""
         if self.expected is None:
-            return f"{self.unknown or 'too few rounds'}: what {self.labels} labels will bring is not known"
+            why = self.unknown or Message("too few rounds")
+            return Message("{why}: what {labels} labels will bring is not known", why=why, labels=self.labels)
         expected = self.expected
-        return (
-            f"{self.labels} labels are expected to bring {expected.gain:+.3f} {self.metric} "
-            f"({expected.level:.0%} interval {expected.low:+.3f} to {expected.high:+.3f})"
+        values = {"labels": self.labels, "metric": self.metric, **asdict(expected)}
+        template = (
+            "{labels} labels are expected to bring {gain:+.3f} {metric} ({level:.0%} interval {low:+.3f} to "
+            "{high:+.3f})"
         )
+        return Message(template, **values)
 
 
 def estimate_gain(

@@ -62,6 +62,10 @@ class Waiting(Exception):
         what: One line that names the missing input, such as ``labels for round 2 in batch.csv``.
     """
 
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
 
 def is_user_mistake(error: BaseException | None) -> bool:
     """Returns whether the user must change something; work begun on such an input is useless and is removed."""

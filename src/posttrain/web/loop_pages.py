@@ -1,7 +1,7 @@
 """The pages of the loop: dashboard, rounds, training runs, records, lineage and models."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -9,34 +9,35 @@ from starlette.responses import Response
 
 from posttrain.data.versions.version import Version
 from posttrain.inspect.show import REJECTED, search_records, show
-from posttrain.inspect.status import SystemMonitor
+from posttrain.inspect.system_use import SystemMonitor
 from posttrain.loop.config import Config
 from posttrain.loop.model_registry import ModelRegistry
+from posttrain.loop.record import read_rounds
+from posttrain.loop.round import known_steps
+from posttrain.loop.stage import RoundStep
+from posttrain.loop.stages.collect import Collect
 from posttrain.loop.state import RoundState
 from posttrain.models.task import record_turns
-from posttrain.report import formatting
-from posttrain.report.charts.lineage import lineage
-from posttrain.report.charts.rounds import DECISION_NAMES
+from posttrain.report.charts.bars import format_seconds
+from posttrain.report.formatting import bytes_text, metric_name, metric_text
+from posttrain.report.section import Section, Tiles
 from posttrain.store.errors import DamagedArtifactError, UserError, shorten
+from posttrain.train.curves import read_round_training
+from posttrain.train.report import headline as training_headline
+from posttrain.train.report import loss_chart, training_blocks
 from posttrain.web.access import Principal, Site
 from posttrain.web.app_page import add_to_navigation, app_page, page_access
-from posttrain.web.loop_view import (
-    MOST_COMPARED,
-    batch_texts,
-    compare_runs,
-    live_training,
-    loop_alarms,
-    loop_tiles,
-    read_state,
-    rollback_text,
-    training_runs,
+from posttrain.web.lineage import lineage_section
+from posttrain.web.loop_report import (
+    decisions_section,
+    headline,
+    learning_curve,
+    read_loop,
+    task_sentence,
+    time_section,
 )
-from posttrain.web.report import drift_by_round, funnels, learning_curve, table_metrics, time_by_stage
-from posttrain.web.report_data import Report, gain_text
-from posttrain.web.report_reader import read_funnel, read_lineage, read_loop
+from posttrain.web.loop_view import MOST_COMPARED, compare_runs, live_training, loop_alarms, training_runs
 from posttrain.web.request_bodies import RequestRejected
-from posttrain.web.training_reader import read_round_training
-from posttrain.web.training_view import training_view
 from posttrain.web.translations import translator_of
 
 ROWS = 25
@@ -44,6 +45,9 @@ ROWS = 25
 
 _TABS = ("/dashboard", "/rounds", "/runs", "/records", "/lineage", "/models")
 _RUNS = 200
+
+_FORMATS = {"metric_text": metric_text, "metric_name": metric_name, "seconds": format_seconds, "bytes_text": bytes_text}
+"""The functions that the tables of these pages format their numbers with."""
 
 Viewer = Annotated[Principal, page_access("viewer")]
 Start = Annotated[int, Query(ge=0, le=10**9)]
@@ -60,8 +64,7 @@ def loop_pages(site: Site) -> APIRouter:
     @router.get("/dashboard")
     def dashboard(request: Request, principal: Viewer) -> Response:
         config = _config()
-        translate = translator_of(request)
-        report, state = read_loop(workspace, config), read_state(workspace, config)
+        loop = read_loop(workspace, config)
         # Faults of annotators are for those who may read the quality report; the page does not wait for it.
         quality = site.quality.get(wait=0) if principal.may("reviewer") else None
         live = live_training(workspace)
@@ -70,14 +73,17 @@ def loop_pages(site: Site) -> APIRouter:
             request,
             principal,
             "dashboard.html",
-            report=report,
-            state=state,
-            tiles=loop_tiles(report, state, translate),
-            rolled_back=rollback_text(report.rollback, translate) if report.rollback else "",
-            alarms=loop_alarms(workspace, report, quality, translate),
-            curve=learning_curve(report),
+            name=workspace.root.name,
+            task=task_sentence(config),
+            state=loop.state,
+            titles={step.name: step.title or step.name for step in known_steps(config)},
+            seconds=format_seconds,
+            tiles=headline(loop),
+            rolled_back=loop.rollback,
+            alarms=loop_alarms(workspace, loop, quality, translator_of(request)),
+            curve=learning_curve(loop),
             live=live[0] if live else None,
-            training=training_view(live[1], among=4) if live else None,
+            training=[Tiles(training_headline(live[1])[:4]), loss_chart(live[1], among=4)] if live else [],
             # One that was imported stays open when all of it is decided: there is nothing to do then.
             batches=[batch for batch in open_batches if batch.resolved < batch.items],
             uses=monitor.read(),
@@ -85,18 +91,18 @@ def loop_pages(site: Site) -> APIRouter:
 
     @router.get("/rounds")
     def rounds(request: Request, principal: Viewer) -> Response:
-        report = read_loop(workspace, _config())
-        return _page(
-            request,
-            principal,
-            "rounds.html",
-            report=report,
-            batches={row.number: batch_texts(row.batch, translator_of(request)) for row in report.rounds},
-            metrics=table_metrics(report),
-            time=time_by_stage(report),
-            drift=drift_by_round(report),
-            **_formats(),
-        )
+        loop = read_loop(workspace, _config())
+        links = [(f"/rounds/{step.name}", step.title or step.name) for step in _reporting(loop.config)]
+        sections = [decisions_section(loop), time_section(loop)]
+        return _sections(request, principal, translator_of(request)("tab.rounds"), sections, links=links)
+
+    @router.get("/rounds/{stage}")
+    def rounds_of_stage(request: Request, principal: Viewer, stage: str) -> Response:
+        step = next((step for step in _reporting(_config()) if step.name == stage), None)
+        if step is None:
+            raise RequestRejected(404, translator_of(request)("error.page"))
+        sections = list(step.sections(read_rounds(workspace)))
+        return _sections(request, principal, step.title or step.name, sections, section_path="/rounds")
 
     @router.get("/runs")
     def runs(request: Request, principal: Viewer, run: Annotated[list[str] | None, Query()] = None) -> Response:
@@ -104,22 +110,23 @@ def loop_pages(site: Site) -> APIRouter:
         chosen = [training for training in trainings if training.run.id in (run or ())]
         if len(run or ()) > MOST_COMPARED:
             raise RequestRejected(422, translator_of(request)("runs.too_many", most=MOST_COMPARED))
-        # Oldest first, as their names read.
-        compared = compare_runs(workspace, chosen[::-1]) if len(chosen) > 1 else None
         single = chosen[0] if len(chosen) == 1 else None
+        # Oldest first, as their names read.
+        sections = compare_runs(workspace, chosen[::-1]) if len(chosen) > 1 else []
         curves = read_round_training(workspace, single.run, single.name) if single else None
+        shown = [Tiles(training_headline(curves)), *training_blocks(curves)] if curves and len(curves.steps) else []
         return _page(
             request,
             principal,
             "runs.html",
             trainings=trainings[:_RUNS],
             chosen={training.run.id for training in chosen},
-            compared=compared,
+            sections=sections,
             single=single,
-            view=training_view(curves) if curves is not None and len(curves.steps) else None,
+            shown=shown,
             main=next((name for training in trainings for name in training.metrics), None),
             most=MOST_COMPARED,
-            **_formats(),
+            **_FORMATS,
         )
 
     @router.get("/records")
@@ -139,7 +146,6 @@ def loop_pages(site: Site) -> APIRouter:
                 page = search_records(opened, q, split or None, start=start, count=ROWS)
             except DamagedArtifactError as error:
                 problem = str(error)
-        report = Report("", "", "", None, (), funnel=read_funnel(workspace))
         return _page(
             request,
             principal,
@@ -154,7 +160,7 @@ def loop_pages(site: Site) -> APIRouter:
             rows=[_shown(row) for row in page.rows] if page else [],
             size=ROWS,
             problem=problem,
-            funnels=list(funnels(report)),
+            sections=list(Collect.sections(read_rounds(workspace))),
             rejected=REJECTED,
         )
 
@@ -175,23 +181,22 @@ def loop_pages(site: Site) -> APIRouter:
 
     @router.get("/lineage")
     def lineage_page(request: Request, principal: Viewer, id: Text = "") -> Response:
-        nodes, edges = read_lineage(workspace)
         problem, shown = "", None
         if id:
             try:
-                shown = show(workspace, id)
+                shown = show(workspace, id, site.config)
             except UserError as error:
                 problem = str(error)
         return _page(
             request,
             principal,
             "lineage.html",
-            chart=lineage(nodes, edges, translator_of(request)("lineage.chart")),
+            sections=[lineage_section(workspace)],
             id=id,
             shown=shown,
             problem=problem,
             json=_json,
-            **_formats(),
+            **_FORMATS,
         )
 
     @router.get("/models")
@@ -220,7 +225,7 @@ def loop_pages(site: Site) -> APIRouter:
             judgement=canary.detail.get("judgement") if canary else None,
             rounds={model: entry.number for model, entry in candidates.items()},
             main=next((name for entry in listed for name in entry["state"].metrics or ()), None),
-            **_formats(),
+            **_FORMATS,
         )
 
     def _config() -> Config:
@@ -228,16 +233,25 @@ def loop_pages(site: Site) -> APIRouter:
             raise RequestRejected(404, "this folder has no posttrain.yaml, and so no loop")
         return site.config.model_copy(update={"task": site.config.task.with_labels_from(workspace.root)})
 
+    def _reporting(config: Config) -> list[type[RoundStep]]:
+        """Returns the stages that have sections of their own."""
+        return [step for step in known_steps(config) if "sections" in vars(step)]
+
+    def _sections(
+        request: Request,
+        principal: Principal,
+        title: str,
+        sections: Sequence[Section],
+        links: Sequence[tuple[str, str]] = (),
+        **content: Any,
+    ) -> Response:
+        more = {"title": title, "sections": sections, "links": links, **content}
+        return _page(request, principal, "sections_page.html", **more)
+
     def _page(request: Request, principal: Principal, template: str, **content: Any) -> Response:
         return app_page(request, principal, template, tabs=_TABS, **content)
 
     return router
-
-
-def _formats() -> dict[str, Any]:
-    """Returns the functions that the tables of these pages format their numbers with."""
-    names = ("metric_text", "metric_name", "duration_text", "bytes_text", "reason_text")
-    return {name: getattr(formatting, name) for name in names} | {"gain_text": gain_text, "decisions": DECISION_NAMES}
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,23 +1,21 @@
-"""What the pages of the loop show: tiles, alarms, decisions, and training runs compared side by side."""
+"""What the pages of the loop show besides the report: alarms, and trainings compared side by side."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from posttrain.inspect.champion import RollbackReport
-from posttrain.inspect.status import status
-from posttrain.loop.batch_counts import BatchCounts
 from posttrain.loop.state import RoundState
-from posttrain.report import formatting
-from posttrain.report.charts.chart import Chart
+from posttrain.report.charts.bars import format_seconds
 from posttrain.report.charts.curve import CurveStyle, compared_curves
+from posttrain.report.formatting import metric_name, metric_text, number_text
+from posttrain.report.section import Grid, Section, Table, Text, blocks
 from posttrain.store.errors import shorten, to_line
+from posttrain.store.message import Message
 from posttrain.store.rows import Run
 from posttrain.store.workspace import Workspace
-from posttrain.web.page import Tile
-from posttrain.web.report_data import Report
-from posttrain.web.training_reader import TrainingCurves, read_round_training
-from posttrain.web.training_view import MEASURES
+from posttrain.train.curves import TrainingCurves, read_round_training
+from posttrain.train.report import MEASURES
+from posttrain.web.loop_report import LoopReport
 from posttrain.web.translations import Translator
 
 MOST_COMPARED = 8
@@ -26,61 +24,21 @@ MOST_COMPARED = 8
 _COMPARED = ("loss", "grad_norm", "lr", "tokens_per_second")
 
 
-def loop_tiles(report: Report, state: Mapping[str, Any], translate: Translator) -> list[Tile]:
-    """Builds the headline numbers: value, name and remark."""
-    tiles = []
-    if report.champion and report.metric in report.champion.metrics:
-        value = formatting.metric_text(report.metric, report.champion.metrics[report.metric])
-        name = translate("loop.champion_metric", metric=translate.line(formatting.metric_name(report.metric)))
-        tiles.append((value, name, translate("loop.since_round", round=report.champion.round)))
-    done, wanted = report.rounds_done, state["rounds_wanted"]
-    tiles.append((str(done) if wanted is None else f"{done} / {wanted}", translate("loop.rounds"), ""))
-    counts = report.batches
-    tiles.append((f"{counts.learned:,}", translate("loop.labels"), translate("loop.asked", count=f"{counts.asked:,}")))
-    deployed, refused, back = (
-        sum(row.decision == kind for row in report.rounds) for kind in ("deploy", "refuse", "rollback")
-    )
-    remark = translate("loop.refused", count=refused)
-    remark += translate("site.comma") + translate("loop.withdrawn", count=back) if back else ""
-    tiles.append((str(deployed), translate("loop.deployed"), remark))
-    return tiles
-
-
 def loop_alarms(
-    workspace: Workspace, report: Report, quality: Mapping[str, Any] | None, translate: Translator
+    workspace: Workspace, report: LoopReport, quality: Mapping[str, Any] | None, translate: Translator
 ) -> list[str]:
     """Returns a sentence for each thing that needs somebody: damage, a failed stage, and faults of the labelling."""
-    alarms = list(report.damage)
+    rollback = report.state["rollback"]
+    # Who rolled back by hand knows it.
+    by_gate = report.rollback if rollback and rollback["round"] is not None else ""
+    alarms = [translate.line(text) for text in (report.damage, by_gate) if text]
     runs = workspace.metadata.runs()
     # An earlier failure was overcome.
     if runs and runs[-1].status == "failed" and runs[-1].error != "interrupted":
         error = shorten(to_line(runs[-1].error or ""), 300)
         alarms.append(translate("loop.failed", stage=runs[-1].stage, error=error))
-    if report.rollback is not None and report.rollback.round is not None:
-        alarms.append(rollback_text(report.rollback, translate))
     alarms += [translate.line(finding["sentence"]) for finding in (quality or {}).get("alarms", [])]
     return alarms
-
-
-def rollback_text(rollback: RollbackReport, translate: Translator) -> str:
-    """Says who rolled back from which model to which, and why."""
-    source, target = (
-        id if number is None else translate("loop.model_of", round=number) if number else translate("loop.base_model")
-        for number, id in ((rollback.source_round, rollback.source), (rollback.target_round, rollback.target))
-    )
-    key = "loop.rolled_back_by_hand" if rollback.round is None else "loop.rolled_back"
-    text = translate(key, round=rollback.round, source=source, target=target)
-    return f"{text} {rollback.reason}".rstrip()
-
-
-def batch_texts(counts: BatchCounts, translate: Translator) -> list[tuple[str, str]]:
-    """Returns names and numbers of what became of a batch: asked, learned, and all else that is not 0."""
-    rows = [("asked", counts.asked), ("answered", counts.answered), ("learned", counts.learned)]
-    rest = (("duplicates", counts.duplicates), ("skipped", counts.skipped), ("left", counts.left))
-    named = [(translate(f"batch.{name}"), f"{count:,}") for name, count in (*rows, *(row for row in rest if row[1]))]
-    reasons = [(translate("batch.rejected", reason=translate.line(reason)), n) for reason, n in counts.rejected.items()]
-    reasons += [(translate("batch.skip", reason=reason), n) for reason, n in counts.skips.items()]
-    return [*named, *((name, f"{count:,}") for name, count in reasons)]
 
 
 @dataclass(frozen=True)
@@ -106,7 +64,8 @@ def training_runs(workspace: Workspace) -> list[TrainingRun]:
         entry = candidates.get(run.output) if run.output else None
         state = RoundState.from_row(entry) if entry else RoundState()
         number = entry.number if entry else run.round
-        listed.append(TrainingRun(run, f"round {number}", number, state.metrics or {}, state.action))
+        name = Message("round {number}", number=number)
+        listed.append(TrainingRun(run, name, number, state.metrics or {}, state.action))
     return listed
 
 
@@ -119,27 +78,8 @@ def live_training(workspace: Workspace) -> tuple[TrainingRun, TrainingCurves] | 
     return None
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Trainings side by side.
-
-    Attributes:
-        names: Names of the trainings, unique.
-        charts: Their curves, one chart for each measure.
-        settings: Rows of the settings that differ: name, and the value of each.
-        results: Rows of the results: name, and the value of each.
-        missing: Names of the trainings whose curves were not kept.
-    """
-
-    names: tuple[str, ...]
-    charts: tuple[Chart, ...]
-    settings: tuple[tuple[str, ...], ...]
-    results: tuple[tuple[str, ...], ...]
-    missing: tuple[str, ...]
-
-
-def compare_runs(workspace: Workspace, trainings: Sequence[TrainingRun]) -> Comparison:
-    """Compares trainings: curves over each other, settings that differ, results."""
+def compare_runs(workspace: Workspace, trainings: Sequence[TrainingRun]) -> list[Section]:
+    """Compares trainings: results, curves over each other, and the settings that differ."""
     names = _unique([training.name for training in trainings])
     curves = [
         read_round_training(workspace, training.run, name) for training, name in zip(trainings, names, strict=True)
@@ -151,21 +91,25 @@ def compare_runs(workspace: Workspace, trainings: Sequence[TrainingRun]) -> Comp
     ]
     for name in dict.fromkeys(name for one in drawn for name in one.objective):
         measured = [(one.name, one.steps, one.objective[name]) for one in drawn if name in one.objective]
-        charts.append(compared_curves(measured, name, CurveStyle(formatting.number_text, zero=False)))
+        charts.append(compared_curves(measured, name, CurveStyle(number_text, zero=False)))
     flat = [dict(_settings(training.run)) for training in trainings]
     keys = dict.fromkeys(key for settings in flat for key in settings)
-    differing = [(key, *(settings.get(key, "–") for settings in flat)) for key in keys]
-    return Comparison(
-        names=tuple(names),
-        charts=tuple(replace(chart, fixed_names=True) for chart in charts if chart),
-        settings=tuple(row for row in differing if len(set(row[1:])) > 1),
-        results=tuple(_results(trainings)),
-        missing=tuple(name for name, training in zip(names, curves, strict=True) if training is None),
-    )
+    rows = [(key, *(settings.get(key, "–") for settings in flat)) for key in keys]
+    differing = Table((Message("setting"), *names), [row for row in rows if len(set(row[1:])) > 1])
+    missing = [name for name, training in zip(names, curves, strict=True) if training is None]
+    lost = [Text(Message("The curves of {name} are not at hand.", name=name), "note") for name in missing]
+    return [
+        Section(Message("Results"), [Table((Message("result"), *names), list(_results(trainings))), *lost]),
+        Section(Message("Curves"), [Grid([chart for chart in charts if chart])]),
+        Section(Message("Differences"), blocks(differing), Message("All settings and inputs are the same.")),
+    ]
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    return [name if names.count(name) == 1 else f"{name} ({at})" for at, name in enumerate(names, 1)]
+    return [
+        name if names.count(name) == 1 else Message("{name} ({at})", name=name, at=at)
+        for at, name in enumerate(names, 1)
+    ]
 
 
 def _settings(run: Run) -> Iterator[tuple[str, str]]:
@@ -187,15 +131,7 @@ def _flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
 def _results(trainings: Sequence[TrainingRun]) -> Iterator[tuple[str, ...]]:
     for name in dict.fromkeys(name for training in trainings for name in training.metrics):
         values = [training.metrics.get(name) for training in trainings]
-        shown = ("–" if value is None else formatting.metric_text(name, value) for value in values)
-        yield formatting.metric_name(name), *shown
+        shown = ("–" if value is None else metric_text(name, value) for value in values)
+        yield metric_name(name), *shown
     seconds = [training.run.seconds for training in trainings]
-    yield "training time", *("–" if value is None else formatting.duration_text(value) for value in seconds)
-
-
-def read_state(workspace: Workspace, config: Any) -> dict[str, Any]:
-    """Returns the loop's state, with the seconds of its stages as texts."""
-    state = status(workspace, config)
-    for stage in state["stages"]:
-        stage["time"] = formatting.duration_text(stage["seconds"]) if stage["seconds"] else ""
-    return state
+    yield Message("training time"), *("–" if value is None else format_seconds(value) for value in seconds)

@@ -15,8 +15,7 @@ from posttrain.loop.label_reports import label_reports
 from posttrain.store.section import MAX_INTEGER
 from posttrain.web.access import Principal, Site
 from posttrain.web.app_page import add_to_navigation, app_page, page_access
-from posttrain.web.quality_view import quality_view
-from posttrain.web.translations import translator_of
+from posttrain.web.quality_report import quality_sections, quality_tiles
 
 _WAIT_SECONDS = 2.0
 _CHANGES = 50
@@ -70,9 +69,8 @@ def team_pages(site: Site) -> APIRouter:
             tabs=(),
             batches=[each.name for each in site.queue.batches()][::-1],
             batch=batch,
-            report=report,
-            view=quality_view(report, translator_of(request)) if report else None,
-            accepted=accepted[::-1],
+            tiles=quality_tiles(report) if report else [],
+            sections=quality_sections(report, accepted[::-1]) if report else [],
         )
 
     @router.get("/people")

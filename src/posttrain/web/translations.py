@@ -8,6 +8,8 @@ from pathlib import Path
 
 from starlette.requests import Request
 
+from posttrain.store.message import Message
+
 LANGUAGES = {"en": "English", "zh": "中文"}
 LANGUAGE_COOKIE = "posttrain-language"
 
@@ -25,6 +27,9 @@ LINES: dict[str, dict[str, str]] = {"zh": json.loads((_FOLDER / "zh_lines.json")
 ``{0:t}`` its translation.
 """
 
+MESSAGES: dict[str, dict[str, str]] = {"zh": json.loads((_FOLDER / "zh_messages.json").read_text(encoding="utf-8"))}
+"""Translations of messages by language and template."""
+
 _LONGEST_LINE = 1000
 _NUMBER = r"([-+−]?[\d.,]+(?:e-?\d+)?%?)"
 
@@ -41,7 +46,14 @@ class Translator:
 
     def line(self, text: str) -> str:
         """Translates an error, a finding, or the words of a chart, which are English; what is not known stays so."""
-        return text if self.language == "en" else _translate(self.language, text)
+        if self.language == "en":
+            return text
+        if isinstance(text, Message) and (translated := text.translated(self._template)) != text:
+            return translated
+        return _translate(self.language, text)
+
+    def _template(self, template: str) -> str:
+        return MESSAGES[self.language].get(template, template)
 
     def rows(self, rows: Iterable[Iterable[str]]) -> list[tuple[str, ...]]:
         """Translates the cells of rows that the program wrote."""

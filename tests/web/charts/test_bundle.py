@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posttrain.report.charts.chart import Chart
+from posttrain.report.section import Page
 from posttrain.web.page import SCRIPTS, render_page
 
 _STATIC = files("posttrain.web").joinpath("static")
@@ -40,7 +41,7 @@ def test_the_scripts_can_stand_in_a_page_and_run_under_a_strict_policy() -> None
 
 
 def _page() -> str:
-    return render_page("page.html", heading="", subject="", sentence="", headline=(), sections=(), created="")
+    return render_page(Page("", "", "", [], []))
 
 
 def test_the_policy_allows_the_inline_scripts_and_styles_by_their_digests_alone() -> None:

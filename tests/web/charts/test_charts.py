@@ -1,10 +1,10 @@
 """Charts show the numbers that they are given: in their items, on their axes, and in their tables."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from sample_report import sample_loop, sample_round
 
 from posttrain.report.charts.bars import bars, format_seconds, funnel, stacked_bars
 from posttrain.report.charts.chart import Chart, ticks
@@ -12,8 +12,9 @@ from posttrain.report.charts.heat_map import heat_map
 from posttrain.report.charts.lineage import LineageNode, lineage
 from posttrain.report.charts.rounds import CurvePoint, learning_curve_chart
 from posttrain.report.formatting import metric_text, points_text
-from posttrain.web.report import learning_curve, render_report
-from posttrain.web.report_data import GainRow, Report
+from posttrain.report.section import Page
+from posttrain.web.loop_report import curve_section, decisions_section, learning_curve
+from posttrain.web.page import render_page
 
 Items = Callable[..., list[dict[str, Any]]]
 
@@ -104,20 +105,18 @@ def test_the_champions_line_moves_between_rounds_and_has_a_gap_where_the_value_i
     ],
 )
 def test_a_gain_is_shown_in_its_own_unit_and_drawn_only_over_its_own_metric(
-    items: Items, report: Report, plotted: str, paired: str, text: str, has_interval: bool
+    items: Items, plotted: str, paired: str, text: str, has_interval: bool
 ) -> None:
-    gain = GainRow(0.434, 0.371, 0.497, 300, paired, 0.9)
-    before, after = (
-        dataclasses.replace(row, metrics={plotted: value}, interval=interval)
-        for row, value, interval in zip(report.rounds, (0.113, 0.547), (None, gain), strict=False)
-    )
-    gain_report = dataclasses.replace(report, metric=plotted, rounds=(before, after))
-    curve = learning_curve(gain_report)
+    gain = {"difference": 0.434, "low": 0.371, "high": 0.497, "n": 300, "metric": paired}
+    before = sample_round(0, 0, 0, "baseline", {plotted: 0.113})
+    after = sample_round(1, 96, 96, "deploy", {plotted: 0.547}, gain)
+    loop = sample_loop([before, after], plotted, level=0.9)
+    curve = learning_curve(loop)
     assert curve is not None
     assert f"deployed, gain in {text}" in items(curve, "deployed")[0]["tip"]
     intervals = [entry for entry in curve.option["series"] if entry.get("symbolSize") == [10, 1.5]]
     assert len(intervals) == has_interval
-    page = render_report(gain_report)
+    page = render_page(Page("", "", "", [], [curve_section(loop), decisions_section(loop)]))
     assert page.count(f"gain in {text}") == 3, "in the curve's tooltip, in its table, and in the list of decisions"
     assert ("90% paired bootstrap interval" in page) is has_interval
     assert "95% interval" not in page

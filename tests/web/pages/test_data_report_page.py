@@ -12,7 +12,8 @@ import pytest
 from posttrain.data.records.outcome import Rejection, reject_rows
 from posttrain.data.records.record import FACT, RECORD, assign_ids, records
 from posttrain.data.report import Drift, Profile, build_profile, measure_drift
-from posttrain.web.dataset_report import render_dataset_report, write_dataset_report
+from posttrain.data.report.page import dataset_page
+from posttrain.web.page import render_page, write_page
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +87,8 @@ def versions() -> tuple[Profile, Drift]:
 
 @pytest.fixture
 def page_file(versions: tuple[Profile, Drift], tmp_path: Path) -> Path:
-    write_dataset_report(tmp_path / "page.html", *versions, heading=f"support v1.1.0 {SCRIPT}", since="v1.0.0")
+    page = dataset_page(*versions, heading=f"support v1.1.0 {SCRIPT}", since="v1.0.0")
+    write_page(tmp_path / "page.html", lambda detail: page)
     return tmp_path / "page.html"
 
 
@@ -121,13 +123,13 @@ def test_the_page_shows_the_measurements(
 
 
 def test_an_empty_version_has_a_page(open_page: Callable[..., Any], tmp_path: Path) -> None:
-    write_dataset_report(tmp_path / "page.html", build_profile([]))
+    write_page(tmp_path / "page.html", lambda detail: dataset_page(build_profile([])))
     loaded = open_page(tmp_path / "page.html")
     assert loaded.errors == []
     assert loaded.page.locator(".empty").count() == 9
     assert loaded.page.locator("#drift").count() == 0
     nothing = measure_drift(build_profile([]), build_profile([]))
-    assert "nothing to compare" in render_dataset_report(build_profile([]), nothing)
+    assert "nothing to compare" in render_page(dataset_page(build_profile([]), nothing))
 
 
 def test_the_page_does_not_grow_with_the_number_of_sources(versions: tuple[Profile, Drift]) -> None:
@@ -135,7 +137,7 @@ def test_the_page_does_not_grow_with_the_number_of_sources(versions: tuple[Profi
     sources = {f"source {number}": 5 for number in range(100_000)}
     labels = dataclasses.replace(new.balances["all"], counts={f"label {number}": 1 for number in range(1000)})
     large = dataclasses.replace(new, sources=sources, balances={"all": labels})
-    page = render_dataset_report(large, drift)
+    page = render_page(dataset_page(large, drift))
     assert len(page) < 1_200_000
     assert "99,980 others" in page
 
@@ -143,6 +145,6 @@ def test_the_page_does_not_grow_with_the_number_of_sources(versions: tuple[Profi
 def test_records_that_reading_rejects_count_once_as_input(versions: tuple[Profile, Drift]) -> None:
     counts = [("read", "in", 700), ("read", "empty", 100), ("length", "too short", 28), ("kept", "kept", 572)]
     rows = tuple({"set": "records", "step": step, "reason": reason, "count": count} for step, reason, count in counts)
-    page = render_dataset_report(dataclasses.replace(versions[0], funnel=rows))
+    page = render_page(dataset_page(dataclasses.replace(versions[0], funnel=rows)))
     assert "of 700 that came in" in page
     assert "read: empty: 100 records, 14.3% of what came in" in page

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,12 @@ from posttrain.tune.events import Event
 from posttrain.tune.goal import Goal
 from posttrain.tune.objectives import Objective, Objectives
 from posttrain.tune.parameters import Choice, Float
+from posttrain.tune.report.front import front_charts, hypervolume_chart
+from posttrain.tune.report.study import study_page
 from posttrain.tune.space import Space
 from posttrain.tune.study import Study, read_study_events
 from posttrain.tune.trial import Report, Trial, TrialState
-from posttrain.web.front_view import front_charts, hypervolume_chart
-from posttrain.web.page import PAGE_BYTES
-from posttrain.web.study_report import render_study, write_study
+from posttrain.web.page import PAGE_BYTES, render_page, write_page
 
 EVIL = "<b>evil</b></script>"
 SPACE = Space({"rate": Float(1e-5, 1e-1, log=True), "batch": Choice([8, 16, 32]), EVIL: Float(0, 1)})
@@ -123,7 +124,8 @@ def test_the_page_says_what_was_chosen_and_what_mattered(tmp_path: Path) -> None
         best, front = study.best, study.front
     assert best is not None
     goal, trials, events = read_study_events(tmp_path)
-    page, sentence = render_study(goal, trials, events, "study")
+    built = study_page(goal, trials, events, "study")
+    page, sentence = render_page(built), built.sentence
     text = shown(page)
     assert sentence.startswith(f"{len(front)} of 24 finished trials are on the front; the rule {EVIL} within 5% takes")
     assert f"takes trial {best.number}: {THREE.describe(best.values or ())}. {EVIL}: rate explains " in sentence
@@ -135,7 +137,8 @@ def test_the_page_says_what_was_chosen_and_what_mattered(tmp_path: Path) -> None
     assert page.count("</script>") == page.count("<script")
     assert "built-in" not in page
     # The front comes first in the table, by the first objective.
-    rows = re.findall(r"<tr><td>(\d+)</td><td>finished</td>", page[page.index("The best 20") :])
+    cells = r"<tr><td[^>]*>(\d+)</td><td[^>]*>finished</td>"
+    rows = re.findall(cells, page[page.index("The best 20") :])
     ordered = sorted(front, key=lambda trial: THREE.losses(trial.values or ()))
     assert [int(number) for number in rows[: len(front)]] == [trial.number for trial in ordered][:20]
 
@@ -145,13 +148,13 @@ def test_a_study_without_a_finished_trial(tmp_path: Path) -> None:
         for _ in range(2):
             study.start({"rate": 1e-3, "batch": 8, EVIL: 0.5}, None, {})
         study.report(0, Report(1, 0.5, others=(0.25,)))
-        text = shown(render_study(*read_study_events(tmp_path), "study")[0])
+        text = shown(render_page(study_page(*read_study_events(tmp_path), "study")))
     assert "No trial has finished yet." in text
     assert "the best trial has loss 0.5 at step 1" in text
 
 
 @pytest.mark.slow
-def test_a_page_of_many_trials_is_small() -> None:
+def test_a_page_of_many_trials_is_small(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     trials = []
     for number in range(5000):
@@ -160,15 +163,16 @@ def test_a_page_of_many_trials_is_small() -> None:
         reports = tuple(Report(step, values[0], others=tuple(values[1:])) for step in range(1, 6))
         trials.append(Trial(number, drawn, drawn, TrialState.FINISHED, reports, values[0], others=tuple(values[1:])))
     events = [Event("end", trial.number, float(trial.number), {}, trial) for trial in trials]
-    page, _ = render_study(Goal("", False, SPACE, several=THREE), trials, events, "many")
-    assert len(page.encode()) < PAGE_BYTES
+    goal = Goal("", False, SPACE, several=THREE)
+    write_page(tmp_path / "page.html", partial(study_page, goal, trials, events, "many", ()))
+    assert (tmp_path / "page.html").stat().st_size < PAGE_BYTES
 
 
 @pytest.mark.slow
 def test_the_page_in_a_browser(open_in_view: Callable[[Path], Any], tmp_path: Path) -> None:
     with Study(SPACE, folder=tmp_path / "study", several=THREE) as study:
         fill(study, 40)
-    write_study(tmp_path / "page.html", *read_study_events(tmp_path / "study"), EVIL)
+    write_page(tmp_path / "page.html", partial(study_page, *read_study_events(tmp_path / "study"), EVIL, ()))
     loaded = open_in_view(tmp_path / "page.html")
     loaded.assert_self_contained()
     loaded.assert_has_sections(

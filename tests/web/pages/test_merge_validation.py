@@ -7,8 +7,9 @@ from html import unescape
 import pytest
 
 from posttrain.evaluate.bootstrap import Interval, RatioInterval
+from posttrain.report.section import Page, Pairs, Table
 from posttrain.tune.merges.validation import SuiteValidation, Validation
-from posttrain.web.merge_validation_view import validation_view
+from posttrain.tune.merges.validation_report import validation_section
 from posttrain.web.page import render_page
 
 
@@ -38,59 +39,64 @@ VALIDATION = Validation(
 )
 
 
+WITHOUT = Validation(VALIDATION.suites, None, None, None, "bfloat16")
+
+
+def tables(validation: Validation) -> dict[str, Table]:
+    return {block.name: block for block in validation_section(validation).blocks if isinstance(block, Table)}
+
+
+def headline(validation: Validation) -> list[tuple[str, str]]:
+    (pairs,) = [block for block in validation_section(validation).blocks if isinstance(block, Pairs)]
+    return list(pairs.rows)
+
+
 def test_suites_are_split_by_whether_a_model_was_trained_for_them() -> None:
-    view = validation_view(VALIDATION)
-    assert [row[0] for row in view.tasks[1]] == ["sums", "both", "zero"]
-    assert view.tasks[1][0] == ("sums", "token F1", "1,200", "math", "0.800", "0.750", "93.8%", "90.0% to 97.0%")
-    assert view.tasks[1][1][-2:] == ("110.0%", "102.0% to infinite")
-    assert view.tasks[1][2][-2:] == ("–", "–")
-    assert view.others[1] == [("talk", "token F1", "1,200", "base", "0.250", "0.750", "300.0%", "250.0% to 350.0%")]
+    tasks, others = (tables(VALIDATION)[name].rows for name in ("Retention by task", "Capability preserved"))
+    assert [row[0] for row in tasks] == ["sums", "both", "zero"]
+    assert tasks[0] == ("sums", "token F1", "1,200", "math", "0.800", "0.750", "93.8%", "90.0% to 97.0%")
+    assert tasks[1][-2:] == ("110.0%", "102.0% to infinite")
+    assert tasks[2][-2:] == ("–", "–")
+    assert others == [("talk", "token F1", "1,200", "base", "0.250", "0.750", "300.0%", "250.0% to 350.0%")]
 
 
-@pytest.mark.parametrize("name", ["tasks", "others", "gains", "latency"])
-def test_each_cell_has_a_column(name: str) -> None:
-    columns, rows = getattr(validation_view(VALIDATION), name)
-    assert rows
-    assert {len(row) for row in rows} == {len(columns)}
+def test_each_cell_has_a_column() -> None:
+    assert len(tables(VALIDATION)) == 4
+    for table in tables(VALIDATION).values():
+        assert table.rows
+        assert {len(row) for row in table.rows} == {len(table.columns)}
 
 
 def test_only_a_gain_beyond_its_interval_is_better_than_all() -> None:
-    view = validation_view(VALIDATION)
-    assert {row[0]: row[-1] for row in view.gains[1]} == {"sums": "no", "both": "yes", "talk": "no", "zero": "no"}
-    assert view.gains[1][1] == ("both", "math, <b>chat", "math 0.800", "0.750", "+0.100", "+0.020 to +0.180", "yes")
-    assert view.headline == (
+    gains = tables(VALIDATION)["Gain over the best single model"].rows
+    assert {row[0]: row[-1] for row in gains} == {"sums": "no", "both": "yes", "talk": "no", "zero": "no"}
+    assert gains[1] == ("both", "math, <b>chat", "math 0.800", "0.750", "+0.100", "+0.020 to +0.180", "yes")
+    assert headline(VALIDATION) == [
         ("kept of the specialists", "101.9% (97.0% to 106.0%)"),
         ("kept of the base", "300.0% (250.0% to 350.0%)"),
         ("better than every model", "both"),
         ("median latency", "base 10.0 ms, merged 11.0 ms"),
-    )
+    ]
 
 
 def test_latency_is_in_milliseconds_and_may_be_missing() -> None:
-    view = validation_view(VALIDATION)
-    assert view.latency == (
-        ("model", "latency p50", "latency p90", "latency p99", "prompts"),
-        [("base", "10.0 ms", "15.0 ms", "20.0 ms", "8"), ("merged", "11.0 ms", "16.0 ms", "21.0 ms", "8")],
-    )
-    without = validation_view(Validation(VALIDATION.suites, None, None, None, "bfloat16"))
-    assert without.latency[1] == []
-    assert len(without.headline) == 1
+    latency = tables(VALIDATION)["Latency"]
+    assert latency.columns == ("model", "latency p50", "latency p90", "latency p99", "prompts")
+    assert latency.rows == [
+        ("base", "10.0 ms", "15.0 ms", "20.0 ms", "8"),
+        ("merged", "11.0 ms", "16.0 ms", "21.0 ms", "8"),
+    ]
+    assert "Latency" not in tables(WITHOUT)
+    assert len(headline(WITHOUT)) == 1
 
 
-@pytest.mark.parametrize("validation", [VALIDATION, Validation(VALIDATION.suites, None, None, None, "bfloat16"), None])
-def test_the_page_has_the_section_where_something_was_measured(validation: Validation | None) -> None:
-    empty: tuple[tuple[str, ...], list[tuple[str, ...]]] = ((), [])
-    page = render_page(
-        "merge_report.html",
-        **{"headline": (), "sentence": "", "warnings": [], "models": "", "base": "", "created": ""},
-        **dict.fromkeys(("pairs", "norms", "kept", "commands", "layers"), empty),
-        charts=(),
-        validation=validation_view(validation) if validation else None,
-    )
+@pytest.mark.parametrize("validation", [VALIDATION, WITHOUT])
+def test_the_page_shows_what_was_measured(validation: Validation) -> None:
+    page = render_page(Page("", "merge", "", [], [validation_section(validation)]))
     shown = unescape(re.sub("<[^>]+>", " ", page[page.index("<main") : page.index("</main>")]))
-    assert ("Retention by task" in shown) == ("Gain over the best single model" in shown) == (validation is not None)
+    assert "Retention by task" in shown
+    assert "Gain over the best single model" in shown
     assert ("Latency" in shown) == (validation is VALIDATION)
-    if validation is not None:
-        assert "math, <b>chat" in shown
-        assert "<b>" not in page[page.index("<main") : page.index("</main>")]
-        assert f"in {validation.precision}." in shown
+    assert "math, <b>chat" in shown
+    assert "<b>" not in page[page.index("<main") : page.index("</main>")]
+    assert f"in {validation.precision}." in shown

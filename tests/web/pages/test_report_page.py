@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sample_report import CONFUSIONS, SELECTIONS, empty_page, sample_page
 
-from posttrain.report.charts.lineage import LineageNode
+from posttrain.loop.selections import PoolMap, Selection
+from posttrain.report.section import Page
 from posttrain.store.errors import UserError
-from posttrain.web.page import PAGE_BYTES
-from posttrain.web.report import render_report, write_report
-from posttrain.web.report_data import Report
-from posttrain.web.selection_reader import PoolMap, Selection
-from posttrain.web.training_reader import training_from_steps
+from posttrain.train.curves import training_from_steps
+from posttrain.web.page import PAGE_BYTES, render_page, write_page
 
 pytestmark = pytest.mark.slow
 
@@ -33,10 +32,14 @@ SECTIONS = [
 ]
 
 
+def write(path: Path, page: Page) -> None:
+    write_page(path, lambda detail: page)
+
+
 @pytest.fixture(scope="module")
-def report_file(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def report_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
-    write_report(report, path)
+    write(path, sample_page())
     return path
 
 
@@ -78,10 +81,10 @@ def test_the_page_shows_the_headline_and_the_refused_round(page: Any) -> None:
 
 
 def test_each_rounds_training_can_be_opened(page: Any) -> None:
-    rounds = page.locator("#training .rounds > details")
+    rounds = page.locator("#training > details")
     assert rounds.count() == 4
     assert [entry.get_attribute("open") is not None for entry in rounds.all()] == [False, False, False, True]
-    assert "Round 4 120 steps, loss " in " ".join(rounds.last.locator("summary").first.inner_text().split())
+    assert "round 4 120 steps, loss " in " ".join(rounds.last.locator("summary").first.inner_text().split())
     assert "1 decision" in rounds.last.locator("summary").first.inner_text()
     rounds.first.locator("summary").first.click()
     assert rounds.first.locator("figure.chart:visible").count() == 11
@@ -89,12 +92,12 @@ def test_each_rounds_training_can_be_opened(page: Any) -> None:
 
 def test_each_rounds_selection_can_be_opened(page: Any) -> None:
     section = page.locator("#selection")
-    rounds = section.locator(".rounds > details")
+    rounds = section.locator("> details:not(.data)")
     assert rounds.count() == 4
     assert [entry.get_attribute("open") is not None for entry in rounds.all()] == [True, False, False, False]
     newest_text = " ".join(rounds.first.inner_text().split())
     assert newest_text.startswith(
-        "Round 4 96 of 900 embedded, a sample of 1,025, 300 of them scored, by uncertain_diverse"
+        "round 4 96 of 900 embedded, a sample of 1,025, 300 of them scored, by uncertain_diverse"
     )
     for text in (
         "Expected gain in accuracy, in points: +6.4 (+0.8 to +13.1); achieved: +9.0.",
@@ -106,14 +109,14 @@ def test_each_rounds_selection_can_be_opened(page: Any) -> None:
     ):
         assert text in newest_text
     rounds.first.locator(".fold > summary").click()
-    rows = rounds.first.locator(".fold tbody tr")
+    rows = rounds.first.locator(".fold .cards tbody tr")
     assert rows.count() == 96
     cells = [" ".join(cell.inner_text().split()) for cell in rows.first.locator("td").all()]
     assert cells[:2] == ["1", "strategy"]
-    input, reason, id = rows.first.locator(".content > *").all_inner_texts()
-    assert (len(input), reason, id) == (160, "entropy 1.2, more than 90% of the pool", f"{1:020x}"), (
-        "long inputs are cut"
-    )
+    content = rows.first.locator("td").last
+    assert content.locator(".because").inner_text() == "entropy 1.2, more than 90% of the pool"
+    assert content.locator("code").inner_text() == f"{1:020x}"
+    assert len(content.inner_text().split("\n")[0]) == 160, "long inputs are cut"
     assert rows.last.locator(".because").inner_text().endswith("; drawn with probability 0.03333")
     # Each chosen record is a point with a tooltip.
     maps = rounds.first.locator("figure.chart script").all_text_contents()
@@ -126,9 +129,9 @@ def test_each_rounds_selection_can_be_opened(page: Any) -> None:
     assert rounds.last.locator("figure.chart:visible").count() == 2
 
 
-def test_the_size_of_the_page_is_bounded(report: Report) -> None:
+def test_the_size_of_the_page_is_bounded(tmp_path: Path) -> None:
     def selection(number: int) -> Selection:
-        entry = report.selections[-1]
+        entry = SELECTIONS[-1]
         assert entry.map is not None
         rng = np.random.default_rng(number)
         chosen = [dataclasses.replace(entry.chosen[0], id=f"{rank}", rank=rank) for rank in range(1, 501)]
@@ -136,72 +139,68 @@ def test_the_size_of_the_page_is_bounded(report: Report) -> None:
         pool_map = PoolMap(positions, 100 * rng.random((1500, 2)), 100 * rng.random((1000, 2)))
         return dataclasses.replace(entry, round=number, records=500, chosen=tuple(chosen), map=pool_map)
 
-    page = render_report(dataclasses.replace(report, selections=tuple(map(selection, range(1, 31)))))
+    page = render_page(sample_page(selections=tuple(map(selection, range(1, 31)))))
     assert len(page.encode()) < PAGE_BYTES == 2_000_000
     assert "The batches of the 10 earliest rounds are not drawn." in page
     assert "The first 50 of 500 records" in page
 
 
 def test_a_report_of_long_trainings_and_long_texts_stays_under_two_megabytes(
-    report: Report, training_lines: Callable[..., list[dict[str, Any]]]
+    tmp_path: Path, training_lines: Callable[..., list[dict[str, Any]]]
 ) -> None:
-    entry = report.selections[-1]
+    entry = SELECTIONS[-1]
     chosen = tuple(
         dataclasses.replace(entry.chosen[0], id=f"{rank}", rank=rank, input="请问我的包裹在哪里" * 20, why="因为" * 40)
         for rank in range(1, 301)
     )
     selections = tuple(dataclasses.replace(entry, round=number, chosen=chosen) for number in range(1, 21))
     lines = training_lines(3000, groups=40)
-    training = training_from_steps("round 1", lines)
-    trainings = tuple(dataclasses.replace(training, name=f"round {number}") for number in range(1, 21))
-    page = render_report(dataclasses.replace(report, selections=selections, trainings=trainings))
+    trainings = {number: training_from_steps(f"round {number}", lines) for number in range(1, 21)}
+    write_page(
+        tmp_path / "page.html", lambda detail: sample_page(selections=selections, trainings=trainings, detail=detail)
+    )
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert len(page.encode()) < PAGE_BYTES
     assert page.count('<figure class="chart">') > 200, "it is coarser, and shows all the same"
 
 
-def test_an_empty_workspace_has_a_page(bare_report: Report, open_page: Callable[..., Any], tmp_path: Path) -> None:
-    write_report(bare_report, tmp_path / "report.html")
+def test_an_empty_workspace_has_a_page(open_page: Callable[..., Any], tmp_path: Path) -> None:
+    write(tmp_path / "report.html", empty_page())
     page = open_page(tmp_path / "report.html").page
     assert page.locator("section .empty").count() == len(SECTIONS)
     assert page.locator("figure, svg").count() == 0
 
 
-def test_the_report_escapes_texts_of_users(report: Report, open_page: Callable[..., Any], tmp_path: Path) -> None:
-    evil = '</script><script>hacked = "x"</script><img src=x onerror="hacked = 1"><!--'
-    write_report(
-        dataclasses.replace(
-            report,
-            title=evil,
-            workspace=evil,
-            task=evil,
-            label_counts={evil: 3},
-            confusion=(dataclasses.replace(report.confusion[0], expected=evil),),
-            funnel=(dataclasses.replace(report.funnel[0], set=evil), report.funnel[1]),
-            selections=(
-                dataclasses.replace(
-                    report.selections[-1],
-                    strategy=evil,
-                    reasons={evil: 1},
-                    worst_classes=(evil,),
-                    chosen=(dataclasses.replace(report.selections[-1].chosen[0], input=evil, label=evil, reason=evil),),
-                    missing=(evil,),
-                ),
-            ),
-            lineage_nodes=(LineageNode(evil, evil, "file"),),
-            lineage_edges=(),
-        ),
-        tmp_path / "report.html",
+def test_the_report_escapes_texts_of_users(open_page: Callable[..., Any], tmp_path: Path) -> None:
+    evil = '</script><script>hacked = "x"</script><img src=x onerror="hacked = 1"><!--`<b>`'
+    record = dataclasses.replace(SELECTIONS[-1].chosen[0], input=evil, label=evil, reason=evil)
+    selection = dataclasses.replace(
+        SELECTIONS[-1],
+        strategy=evil,
+        reasons={evil: 1},
+        worst_classes=(evil,),
+        chosen=(record,),
+        missing=(evil,),
+        stop_reason=evil,
     )
+    page = sample_page(
+        heading=evil,
+        labels={evil: 3},
+        confusions=[{**CONFUSIONS[0], "expected": evil}],
+        funnel=[(evil, None, 3), (evil, evil, 1)],
+        selections=(selection,),
+    )
+    write(tmp_path / "report.html", dataclasses.replace(page, sentence=evil, subject=evil))
     loaded = open_page(tmp_path / "report.html")
     loaded.open_details()
     loaded.assert_self_contained()
     assert loaded.page.evaluate("typeof hacked") == "undefined"
-    assert loaded.page.locator("img").count() == 0
+    assert loaded.page.locator("img, b").count() == 0
     assert loaded.page.locator("#labels .data td").first.text_content() == evil
 
 
-def test_a_smuggled_script_does_not_run(report: Report, open_page: Callable[..., Any], tmp_path: Path) -> None:
-    page = render_report(report).replace("<footer", "<script>hacked = 1</script><p style='color: red'></p><footer")
+def test_a_smuggled_script_does_not_run(open_page: Callable[..., Any], tmp_path: Path) -> None:
+    page = render_page(sample_page()).replace("<footer", "<script>hacked = 1</script><p style='color: red'></p><footer")
     (tmp_path / "report.html").write_text(page, encoding="utf-8")
     loaded = open_page(tmp_path / "report.html")
     assert loaded.page.evaluate("typeof hacked") == "undefined"
@@ -209,11 +208,11 @@ def test_a_smuggled_script_does_not_run(report: Report, open_page: Callable[...,
     assert all("Content Security Policy" in error for error in loaded.errors)
 
 
-def test_the_same_report_gives_the_same_page(report: Report) -> None:
-    assert render_report(report) == render_report(report)
+def test_the_same_report_gives_the_same_page() -> None:
+    assert render_page(sample_page()) == render_page(sample_page())
 
 
-def test_the_report_is_written_atomically(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_is_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "report.html"
     path.write_text("before")
 
@@ -223,8 +222,8 @@ def test_the_report_is_written_atomically(report: Report, tmp_path: Path, monkey
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", fail)
         with pytest.raises(UserError, match=r"report\.html: no space left on device; free some space"):
-            write_report(report, path)
+            write(path, sample_page())
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
-    write_report(report, path)
+    write(path, sample_page())
     assert path.read_text().startswith("<!doctype html>")

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,12 @@ from posttrain.tune.events import Event
 from posttrain.tune.goal import Goal
 from posttrain.tune.importance import measure_importance
 from posttrain.tune.parameters import Choice, Derived, Float, Int
+from posttrain.tune.report.charts import StudyCharts, parameter_labels, study_charts
+from posttrain.tune.report.study import study_page
 from posttrain.tune.space import Space
 from posttrain.tune.study import Study, read_study_events
 from posttrain.tune.trial import Report, Trial, TrialState
-from posttrain.web.page import PAGE_BYTES
-from posttrain.web.study_report import render_study, write_study
-from posttrain.web.study_view import StudyView, parameter_labels, study_view
+from posttrain.web.page import PAGE_BYTES, render_page, write_page
 
 EVIL = "<b>evil</b></script>"
 
@@ -59,14 +60,14 @@ def fill(study: Study) -> None:
     study.start(FULL, 2, {}, clock=12.0)
 
 
-def draw(folder: Path, detail: float = 1.0) -> StudyView:
+def draw(folder: Path, detail: float = 1.0) -> StudyCharts:
     goal, trials, events = read_study_events(folder)
     importance = measure_importance(goal.space, trials, maximize=goal.maximize)
-    return study_view(goal, trials, events, importance, detail)
+    return study_charts(goal, trials, events, importance, detail)
 
 
 def render(folder: Path) -> str:
-    return render_study(*read_study_events(folder), folder.name)[0]
+    return render_page(study_page(*read_study_events(folder), folder.name))
 
 
 def shown(page: str) -> str:
@@ -165,9 +166,7 @@ def test_slices_parallel_coordinates_and_importance(tmp_path: Path) -> None:
         assert item["value"] == units
     assert view.parallel.rows[0][:2] == (str(best.number), f"{best.value:.4g}")
     importance = measure_importance(SPACE, trials)
-    (_, fanova), (_, ped) = view.importance
-    assert fanova is not None
-    assert ped is not None
+    fanova, ped = view.importance
     assert [item["value"] for item in fanova.option["series"][0]["data"]] == list(importance.shares.values())
     assert [item["value"] for item in ped.option["series"][0]["data"]] == list(importance.top_shares.values())
     text = shown(render(tmp_path))
@@ -231,7 +230,7 @@ def test_the_best_on_an_edge_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_page_of_ten_thousand_trials_is_small_and_says_what_it_draws() -> None:
+def test_a_page_of_ten_thousand_trials_is_small_and_says_what_it_draws(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     trials, events = [], []
     for number in range(10_000):
@@ -241,7 +240,9 @@ def test_a_page_of_ten_thousand_trials_is_small_and_says_what_it_draws() -> None
         reports = tuple(Report(step, value + 1 / step, float(step), 10 * step) for step in range(1, 10))
         trials.append(Trial(number, settings, drawn, TrialState.FINISHED, reports, value, seconds=9.0, tokens=90))
         events.append(Event("end", number, float(number), {}, trials[-1]))
-    page, sentence = render_study(Goal("loss", False, SPACE), trials, events, "many")
+    goal = Goal("loss", False, SPACE)
+    built = write_page(tmp_path / "page.html", partial(study_page, goal, trials, events, "many", ()))
+    page, sentence = (tmp_path / "page.html").read_text(), built.sentence
     assert len(page.encode()) < PAGE_BYTES
     assert re.match(r"rate explains \d+% of the differences \(fANOVA over 2,000 trials\); the best", sentence)
     text = shown(page)
@@ -274,7 +275,7 @@ def test_the_page_in_a_browser(open_in_view: Callable[[Path], Any], tmp_path: Pa
     with Study(SPACE, folder=tmp_path / "study", objective="loss") as study:
         fill(study)
         fill_many(study, 30, loss)
-    write_study(tmp_path / "page.html", *read_study_events(tmp_path / "study"), EVIL)
+    write_page(tmp_path / "page.html", partial(study_page, *read_study_events(tmp_path / "study"), EVIL, ()))
     loaded = open_in_view(tmp_path / "page.html")
     loaded.assert_self_contained()
     loaded.assert_has_sections(["result", "history", "curves", "importance", "settings", "combinations", "trials"])

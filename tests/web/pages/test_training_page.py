@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from posttrain.store.errors import UserError
+from posttrain.train.curves import TrainingCurves, read_training_folder, training_from_steps
 from posttrain.train.monitor.decisions import Finding, MonitorDecision
-from posttrain.web.report import render_training, write_training
-from posttrain.web.training_reader import TrainingCurves, read_training_folder, training_from_steps
+from posttrain.train.report import training_page
+from posttrain.web.page import render_page, write_page
 
 pytestmark = pytest.mark.slow
 
@@ -67,12 +68,12 @@ def test_a_running_training_has_a_page(folder: Path) -> None:
     result = read_training_folder(folder)
     assert len(result.steps) == 200
     assert [entry.kind for entry in result.decisions] == ["explosion", "divergence"]
-    assert "posttrain" in render_training(result)
+    assert "posttrain" in render_page(training_page(result))
 
 
-def test_a_training_of_an_older_version_has_a_page() -> None:
+def test_a_training_without_most_measures_has_a_page() -> None:
     old = [{"step": step, "loss": 1.0, "grad_norm": 1.0, "lr": 1e-4, "tokens": 5} for step in range(3)]
-    page = render_training(training_from_steps("old", old))
+    page = render_page(training_page(training_from_steps("old", old)))
     assert "loss by step" in page
     assert "nan" not in re.sub("<(style|script)>.*?</(style|script)>", "", page, flags=re.DOTALL).lower()
 
@@ -100,14 +101,14 @@ def test_a_page_of_a_hundred_thousand_steps_is_little_more_than_the_library(trai
         objective={name: rng.random(100_000) for name in short.objective},
         decisions=tuple(training_from_steps("", [], [SKIPPED.to_json()]).decisions) * 5000,
     )
-    page = render_training(long)
+    page = render_page(training_page(long))
     assert len(page) < 1_300_000
     assert "4,800 more" in page
 
 
 @pytest.fixture
 def page_file(folder: Path, tmp_path: Path) -> Path:
-    write_training(read_training_folder(folder), tmp_path / "page.html")
+    write_page(tmp_path / "page.html", lambda detail: training_page(read_training_folder(folder)))
     return tmp_path / "page.html"
 
 
@@ -161,7 +162,8 @@ def test_the_page_shows_curves_decisions_and_tables(open_page: Callable[..., Any
 
 
 def test_the_training_page_escapes_texts_of_users(folder: Path) -> None:
-    page = render_training(read_training_folder(folder), "<script>alert(1)</script>")
+    built = training_page(read_training_folder(folder))
+    page = render_page(dataclasses.replace(built, sentence="<script>alert(1)</script>"))
     assert "<script>alert" not in page
     assert "support <b>" not in page
     assert "<i>pairs" not in page
@@ -171,7 +173,7 @@ def test_a_training_of_one_step_has_a_page(
     open_page: Callable[..., Any], tmp_path: Path, training_lines: MakeLines
 ) -> None:
     entry: TrainingCurves = training_from_steps("short", training_lines(1, metrics=False))
-    write_training(entry, tmp_path / "page.html")
+    write_page(tmp_path / "page.html", lambda detail: training_page(entry))
     page = open_page(tmp_path / "page.html").page
     assert page.locator("#curves figure.chart:visible .plot svg").count() == 8
     assert "The monitor detected no problem." in page.locator("#decisions").inner_text()

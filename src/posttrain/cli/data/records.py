@@ -214,7 +214,8 @@ def report(
     if json:
         print_json({"profile": profile.to_json(), "drift": change.to_json() if change else None})
         return
-    from posttrain.web.dataset_report import write_dataset_report
+    from posttrain.data.report.page import dataset_page
+    from posttrain.web.page import write_page
 
-    write_dataset_report(out, profile, change, heading=version, since=since or "")
+    write_page(out, lambda detail: dataset_page(profile, change, heading=version, since=since or ""))
     print_line(f"wrote {out}")

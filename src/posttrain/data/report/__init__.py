@@ -1,4 +1,4 @@
-"""Profiles a dataset version, and measures drift between two; `posttrain.web.dataset_report` draws both."""
+"""Profiles a dataset version, and measures drift between two; `posttrain.data.report.page` draws both."""
 
 from posttrain.data.report.drift import Drift, measure_drift
 from posttrain.data.report.profile import Profile, build_profile

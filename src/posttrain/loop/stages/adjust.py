@@ -7,12 +7,14 @@ import numpy as np
 
 from posttrain.evaluate.bootstrap import Interval
 from posttrain.evaluate.metric_names import flat_gains
-from posttrain.loop.adjust import adjust, adjustment_rules
+from posttrain.loop.adjust import STAGE, Adjustment, adjust, adjustment_rules
 from posttrain.loop.context import RoundContext
 from posttrain.loop.history import finished_states, label_values
+from posttrain.loop.record import RoundRecord, StageReport
 from posttrain.loop.stage import RoundStep
 from posttrain.loop.stages.decide import drift_of
 from posttrain.loop.state import RoundState
+from posttrain.store.message import Message
 from posttrain.train.monitor.metrics import STEPS
 
 log = logging.getLogger("posttrain")
@@ -24,7 +26,8 @@ _LEAST_STEPS = 8
 class AdjustConfig(RoundStep):
     """Decides what the next rounds change. The round's state records it, as it does the gate's decision."""
 
-    name = "adjust"
+    name = STAGE
+    title = Message("adjust")
 
     @classmethod
     def execute(cls, context: RoundContext) -> RoundState:
@@ -34,7 +37,13 @@ class AdjustConfig(RoundStep):
         adjustments = adjust(context.config, context.file_config or context.config, adjust_values(context))
         for adjustment in adjustments:
             log.log(logging.WARNING if adjustment.problem else logging.INFO, "  adjust: %s", adjustment.sentence)
-        return context.update(adjustments=[adjustment.as_dict() for adjustment in adjustments])
+        return context.state.with_result(cls.name, [adjustment.as_dict() for adjustment in adjustments])
+
+    @classmethod
+    def report(cls, record: RoundRecord) -> StageReport:
+        """Reports what changes from the next round on."""
+        sentences = [Adjustment(**fields).sentence for fields in record.state.results.get(cls.name, ())]
+        return StageReport({"adjustments": sentences}, [Message("from then on, {change}", change=s) for s in sentences])
 
 
 def adjust_values(context: RoundContext) -> dict[str, float]:

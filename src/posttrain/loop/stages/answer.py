@@ -14,6 +14,7 @@ from posttrain.loop.stage import Stage
 from posttrain.loop.state import RoundState
 from posttrain.models.task import Turns, record_turns
 from posttrain.store.errors import DamagedArtifactError
+from posttrain.store.message import Message
 
 log = logging.getLogger("posttrain")
 
@@ -41,6 +42,7 @@ class Answer(Stage):
     selection: str
     pool: str
     name = "answer"
+    title = Message("answer")
     kind = "answers"
 
     @classmethod
@@ -61,7 +63,7 @@ class Answer(Stage):
         if not answers.meta["prompts"]:
             # Without a batch in the state, or the next run would take it for one that is out.
             return context.update(
-                nothing_to_label="two different answers to a prompt: raise task.max_new_tokens, or add inputs",
+                nothing_to_label=Message("two different answers to a prompt: raise task.max_new_tokens, or add inputs"),
                 queried_pool=None,
                 scores=None,
                 selection=None,

@@ -1,6 +1,7 @@
 """Collect: reads, checks and cleans files and versions into three datasets: pool, test and labelled records."""
 
 import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,14 +15,20 @@ from posttrain.loop.context import RoundContext
 from posttrain.loop.costs import check_costs
 from posttrain.loop.difficulty import check_columns
 from posttrain.loop.history import parent_dataset
+from posttrain.loop.record import LoopRecord
 from posttrain.loop.stage import CachedWork, RoundStep
 from posttrain.loop.stages.dataset import rebuild_training_set
 from posttrain.loop.stages.label import check_answers
 from posttrain.loop.state import RoundState
 from posttrain.loop.suites import other_suites, suite_inputs, suite_settings
+from posttrain.report.charts.bars import funnel_charts
+from posttrain.report.formatting import reason_text
+from posttrain.report.section import Cell, Section, Table, Text
 from posttrain.store.artifacts import Artifact
 from posttrain.store.errors import UserError
 from posttrain.store.logs import EVENT
+from posttrain.store.message import Message
+from posttrain.store.workspace import Workspace
 
 log = logging.getLogger("posttrain")
 
@@ -41,6 +48,7 @@ class Collect(RoundStep):
     """Collects the records of a round."""
 
     name = "collect"
+    title = Message("collect")
 
     @classmethod
     def execute(cls, context: RoundContext) -> RoundState:
@@ -64,6 +72,45 @@ class Collect(RoundStep):
                     continue
                 log.info("  %s: %d records, %d rejected", artifact.meta["name"], counts["records"], counts["rejected"])
         return context.update(pool=data.pool.id, test=data.test.id, files=data.labelled.id)
+
+    @classmethod
+    def sections(cls, loop: LoopRecord) -> Iterator[Section]:
+        """Yields the records read, rejected and kept, and the dataset versions."""
+        yield data_section(loop.workspace)
+
+
+def data_section(workspace: Workspace) -> Section:
+    """Shows how many records of each set came in, why others were rejected, and the dataset versions."""
+    counts: list[tuple[str, str | None, int]] = []
+    for name in ("pool", "labelled", "test"):
+        row = workspace.metadata.artifact(workspace.metadata.named(name) or "")
+        for entry in row.meta["funnel"] if row else []:
+            if entry["step"] != "kept" and entry["count"]:
+                reason = None if entry["step"] == "read" else reason_text(entry["reason"] or entry["step"])
+                counts.append((name, reason, entry["count"]))
+    versions = []
+    for named in workspace.metadata.names():
+        if artifact := workspace.metadata.artifact(named.artifact_id):
+            records = ", ".join(f"{count:,} {reason_text(name)}" for name, count in artifact.meta["counts"].items())
+            ids = (Cell(code=id) if id else "–" for id in (named.artifact_id, named.parent))
+            versions.append((f"{named.name}@v{named.version}", records, *ids))
+    return funnels_section(counts, versions)
+
+
+def funnels_section(counts: Sequence[tuple[str, str | None, int]], versions: Sequence[Sequence[str | Cell]]) -> Section:
+    """Draws the records of each set as `funnel_charts` takes them, and lists dataset versions."""
+    caption = Message(
+        "Records read, rejected by reason, and kept. Every rejected record is stored with its reason and can be listed."
+    )
+    columns = (Message("version"), Message("records"), Message("id"), Message("made from"))
+    table = (Text(Message("Dataset versions"), "heading"), Table(columns, versions, style="cards"))
+    return Section.of(
+        Message("Data"),
+        caption,
+        ((Text(name, "heading"), chart) for name, chart in funnel_charts(counts)),
+        table if versions else None,
+        empty=Message("No data has been added yet."),
+    )
 
 
 class CollectSet(CachedWork):

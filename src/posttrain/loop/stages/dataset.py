@@ -12,15 +12,18 @@ import pyarrow.parquet as parquet
 from posttrain.data.records.record import concat
 from posttrain.data.sets.training_set import next_training_set
 from posttrain.data.versions.version import Dataset, write_dataset
-from posttrain.loop.batch_counts import count_batch
+from posttrain.loop.batch_counts import batch_counts, count_batch
 from posttrain.loop.context import RoundContext
 from posttrain.loop.history import finished_states, parent_dataset
+from posttrain.loop.record import RoundRecord, StageReport
 from posttrain.loop.score_files import LABELS
 from posttrain.loop.stage import Stage
 from posttrain.loop.state import RoundState, save_state
 from posttrain.loop.suites import measured_on, suite_inputs, suite_settings
+from posttrain.report.section import Text
 from posttrain.store.errors import DamagedArtifactError, Waiting
 from posttrain.store.hashing import canonical_json
+from posttrain.store.message import Message
 
 log = logging.getLogger("posttrain")
 
@@ -47,6 +50,7 @@ class BuildDataset(Stage):
     test: str
     labels: str | None
     name = "dataset"
+    title = Message("dataset")
     kind = "dataset"
     seeded = False
 
@@ -76,16 +80,26 @@ class BuildDataset(Stage):
         if not new:
             # Without labels a round is worth its training only if files were added to the labelled records.
             if _was_trained_on(context, artifact.id):
-                again = "another run, which selects other records: every record of the batch was skipped"
+                again = Message("another run, which selects other records: every record of the batch was skipped")
                 raise NothingToLabel(state.nothing_to_label or again)
             save_state(workspace.metadata, context.number, state, status="open")
         log.info("  training set: %d records", records)
         counts = count_batch(workspace, state.labelled, artifact.id) if state.labelled else None
         if counts is not None and counts.learned < counts.asked:
             log.info("  %s", counts.sentence)
-        return context.update(
-            dataset=artifact.id, labels=records, labels_new=new, batch_counts=counts and counts.to_json()
-        )
+        state = context.update(dataset=artifact.id, labels=records, labels_new=new)
+        return state.with_result(cls.name, counts and counts.to_json())
+
+    @classmethod
+    def report(cls, record: RoundRecord) -> StageReport:
+        """Reports what became of the batch; the usual case, that all was learned, is no line of the status."""
+        counts = batch_counts(record.state)
+        if counts is None:
+            return StageReport({"batch": None})
+        values = {"batch": {**counts.to_json(), "sentence": counts.sentence}}
+        if counts.learned < counts.asked:
+            return StageReport(values, [counts.sentence])
+        return StageReport(values, blocks=[Text(counts.sentence, "sentence")])
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
         """Returns the labelled files, the test set, the other suites' content, the labels and the parent."""

@@ -16,10 +16,14 @@ from posttrain.loop.drift import DriftValues
 from posttrain.loop.gate import decide
 from posttrain.loop.history import finished_states, label_values
 from posttrain.loop.model_registry import champion_before_round
+from posttrain.loop.record import RoundRecord, StageReport
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.drift import MeasureDrift
 from posttrain.loop.stages.evaluate import Evaluate, metrics_of
 from posttrain.loop.state import RoundState
+from posttrain.report.formatting import is_share, level_text, metric_name, points_text
+from posttrain.report.section import Rules, blocks
+from posttrain.store.message import Message
 
 log = logging.getLogger("posttrain")
 
@@ -52,6 +56,7 @@ class Decide(Stage):
     latency: str | None
     other_values: Mapping[str, float] = field(default_factory=dict)
     name = "decide"
+    title = Message("decide")
     kind = "decision"
 
     @classmethod
@@ -67,6 +72,15 @@ class Decide(Stage):
                 return context.update(decision={**record, "id": artifact.id})
             log.info("  another champion is in service now: judging again")
             context = context.with_state(champion=champion).after(Evaluate)
+
+    @classmethod
+    def report(cls, record: RoundRecord) -> StageReport:
+        """Reports the rules with their values, and the gain."""
+        rules = [
+            (rule["rule"], rule["values"], rule["holds"]) for rule in (record.state.decision or {}).get("rules", [])
+        ]
+        gain = decided_gain(record)
+        return StageReport(remark=gain.text if gain else "", blocks=blocks(Rules(rules)))
 
     @classmethod
     def from_context(cls, context: RoundContext) -> "Decide":
@@ -126,6 +140,51 @@ class Decide(Stage):
         }
         (out / DECISION).write_text(json.dumps(record, indent=1), encoding="utf-8")
         return {"action": decision.action}
+
+
+@dataclass(frozen=True)
+class DecidedGain:
+    """The candidate's gain over the champion with its interval, in the metric's own unit.
+
+    Attributes:
+        metric: Name of the mean of the scores of ``n`` records, which need not be the main metric: models that are
+            judged by perplexity are compared by log likelihood.
+        level: Coverage of the interval, between 0 and 1.
+    """
+
+    difference: float
+    low: float
+    high: float
+    n: int
+    metric: str
+    level: float
+
+    @property
+    def text(self) -> Message:
+        """The gain in words: points for shares, other metrics in their own unit."""
+        points = is_share(self.metric)
+        values = {"difference": self.difference, "low": self.low, "high": self.high}
+        shown = {
+            name: points_text(value) if points else f"{value:+.3g}".replace("-", "−") for name, value in values.items()
+        }
+        shown |= {"metric": metric_name(self.metric), "level": level_text(self.level), "n": f"{self.n:,}"}
+        template = "gain in {metric} over the champion: {difference} ({level} interval {low} to {high}, n = {n})"
+        if points:
+            template = (
+                "gain in {metric} over the champion: {difference} points ({level} interval {low} to {high}, n = {n})"
+            )
+        return Message(template, **shown)
+
+
+def decided_gain(record: RoundRecord) -> DecidedGain | None:
+    """Reads the gain by the main suite's scores that a round's decision saw."""
+    decision = record.state.decision or {}
+    if not decision.get("intervals"):
+        return None
+    metric, interval = next(iter(decision["intervals"].items()))
+    # The config may have changed since: the level is that of the run that computed the interval.
+    run = record.workspace.metadata.producers(decision["id"])[-1]
+    return DecidedGain(**interval, metric=metric, level=run.config["bootstrap"]["level"])
 
 
 def drift_of(context: RoundContext) -> dict[str, float]:

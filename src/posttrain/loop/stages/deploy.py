@@ -9,11 +9,14 @@ from posttrain.loop.context import RoundContext
 from posttrain.loop.gate import broken_rules
 from posttrain.loop.history import finished_rounds, finished_states, parent_dataset
 from posttrain.loop.model_registry import ModelRegistry
+from posttrain.loop.record import RoundRecord, StageReport
 from posttrain.loop.stage import RoundStep
 from posttrain.loop.stages.decide import decision_reason, model_gains
 from posttrain.loop.stages.evaluate import Evaluate, metrics_of
 from posttrain.loop.state import RoundState
+from posttrain.report.section import Text
 from posttrain.store.errors import DamagedArtifactError
+from posttrain.store.message import Message
 
 log = logging.getLogger("posttrain")
 
@@ -22,6 +25,7 @@ class Deploy(RoundStep):
     """Carries the decision out. A row of the registry is the outcome, so there is no artifact."""
 
     name = "deploy"
+    title = Message("deploy")
     ends_round = True
 
     @classmethod
@@ -54,6 +58,12 @@ class Deploy(RoundStep):
         # Only after the decision: the next round builds on these labels, unless they made the model surely worse.
         next_parent = parent_dataset(context.workspace) if discards_labels else state.dataset
         return context.update(decision=decision, discards_labels=discards_labels, next_parent=next_parent)
+
+    @classmethod
+    def report(cls, record: RoundRecord) -> StageReport:
+        """Reports labels that are set aside."""
+        sentence = Message("its model was refused, and its labels are set aside")
+        return StageReport(blocks=[Text(sentence, "sentence")] if record.state.discards_labels else [])
 
 
 def _rollback_target(context: RoundContext, registry: ModelRegistry) -> str | None:

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,35 @@ import pyarrow.compute as compute
 
 from posttrain.data.report.drift import hashed_ngrams
 from posttrain.loop.context import RoundContext, model_key
-from posttrain.loop.drift import CONFIDENCE, DriftValues, cluster_drift, confidence_drift, embedding_drift
+from posttrain.loop.drift import (
+    CONFIDENCE,
+    DriftValues,
+    cluster_drift,
+    confidence_drift,
+    drift_sentence,
+    embedding_drift,
+)
 from posttrain.loop.history import finished_states
+from posttrain.loop.record import LoopRecord, RoundRecord, StageReport
 from posttrain.loop.scoring import head_embedder, scoring_for, sentence_embeddings
 from posttrain.loop.stage import Stage
 from posttrain.loop.state import RoundState
 from posttrain.loop.tuning import tuning_rule
 from posttrain.models.task import record_turns
+from posttrain.report.charts.curve import CurveStyle, compared_curves
+from posttrain.report.formatting import number_text
+from posttrain.report.section import Section, Text
 from posttrain.select.pool_sample import sample_pool
 from posttrain.select.scores.table import score_records
+from posttrain.store.message import Message
 
 log = logging.getLogger("posttrain")
+
+_CAPTION = Message(
+    "How far the inputs that were new in a round lie from those that the loop knew, and the champion's confidence on "
+    "them from that on known ones: population stability indices, less what chance gives. Below 0.1 there is little "
+    "drift, from 0.25 on it is large."
+)
 
 _MAX_SCORED = 300
 """Records of each side whose confidence is compared: unlike an embedding, each takes a pass of the champion."""
@@ -44,6 +63,7 @@ class MeasureDrift(Stage):
     known_training: str
     champion: str | None
     name = "drift"
+    title = Message("drift")
     kind = "drift"
     seeded = False
 
@@ -55,6 +75,28 @@ class MeasureDrift(Stage):
         if not math.isnan(values.psi):
             log.info("  %d new inputs: drift.psi %.3f, drift.mmd_p %.3f", values.new, values.psi, values.mmd_p)
         return state.with_output(cls.name, id)
+
+    @classmethod
+    def report(cls, record: RoundRecord) -> StageReport:
+        """Reports the drift; None with too few new inputs to measure it."""
+        artifact = record.artifact(record.state.outputs.get(cls.name))
+        drift = dict(artifact.meta) if artifact and artifact.meta["psi"] is not None else None
+        return StageReport({"drift": drift}, [drift_sentence(drift)] if drift else ())
+
+    @classmethod
+    def sections(cls, loop: LoopRecord) -> Iterator[Section]:
+        """Yields the drift by round."""
+        drifts = {record.number: drift for record in loop.done if (drift := cls.report(record).values["drift"])}
+        numbers = np.array(list(drifts), np.float64)
+        curves = [
+            # None, where nothing was measured, becomes NaN.
+            (name, numbers, np.array([fields[key] for fields in drifts.values()], np.float64))
+            for key, name in (("psi", Message("inputs")), ("confidence", Message("confidence")))
+        ]
+        style = CurveStyle(number_text, mean=False)
+        chart = compared_curves(curves, Message("stability index"), style, axis=Message("round"))
+        if chart is not None:
+            yield Section(Message("Drift"), [Text(_CAPTION, "caption"), chart])
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
         """Returns the sets, the sentence model, and the model whose confidence is compared."""

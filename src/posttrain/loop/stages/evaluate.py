@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,18 @@ from posttrain.evaluate.scorers.base import sample_records
 from posttrain.evaluate.suite import SuiteResult, read_evaluation, run_suite, write_evaluation
 from posttrain.loop.context import RoundContext, model_key
 from posttrain.loop.ensembles import load_model
-from posttrain.loop.linear_head import measure_head
+from posttrain.loop.linear_head import head_report, measure_head
+from posttrain.loop.model_registry import ModelRegistry
+from posttrain.loop.record import LoopRecord, RoundRecord, StageReport
 from posttrain.loop.stage import CachedWork, Stage
 from posttrain.loop.state import RoundState
 from posttrain.loop.suites import function_digests, suite_digests, suite_records
 from posttrain.models.task import record_turns
+from posttrain.report.charts.bars import bars
+from posttrain.report.charts.heat_map import heat_map
+from posttrain.report.section import Fold, Section, Table, Text
+from posttrain.store.errors import DamagedArtifactError
+from posttrain.store.message import Message
 
 log = logging.getLogger("posttrain")
 
@@ -44,6 +51,7 @@ class Evaluate(Stage):
     test: str
     full: bool = False
     name = "evaluate"
+    title = Message("evaluate")
     kind = "evaluation"
     version = 2
     seeded = False
@@ -63,14 +71,45 @@ class Evaluate(Stage):
         metrics = metrics_of(context, evaluation_of[candidate], latency, "candidate")
         log.info("  %s%s", "candidate " if context.number else "", format_metrics(metrics))
         context = replace(context, state=measure_head(context))
-        return context.update(
-            retention=cls._retention(context, evaluation_of[candidate]),
+        retention = cls._retention(context, evaluation_of[candidate])
+        state = context.update(
             evaluation=evaluation_of[candidate],
             champion_evaluation=evaluation_of[champion] if context.number else None,
             base_evaluation=evaluation_of[base],
             latency=latency,
             metrics=metrics,
         )
+        return state.with_result(cls.name, retention) if retention else state.without(cls.name)
+
+    @classmethod
+    def report(cls, record: RoundRecord) -> StageReport:
+        """Reports what a linear head reaches with the same labels, and what a merged candidate kept of its models."""
+        retention = record.state.results.get(cls.name) or []
+        head, sentence = head_report(record)
+        values = {"retention": retention, "head": head and {**head, "sentence": sentence}}
+        return StageReport(values, retention_sentences(retention), [sentence] if sentence else ())
+
+    @classmethod
+    def sections(cls, loop: LoopRecord) -> Iterator[Section]:
+        """Yields the champion's results by class and its confusions, as its own round measured them."""
+        champion = ModelRegistry(loop.workspace).champion
+        id = next(
+            (
+                each.state.evaluation
+                for each in loop.done[::-1]
+                if champion and each.state.candidate == champion.model_id
+            ),
+            None,
+        )
+        try:
+            main = next(iter(read_evaluation(loop.workspace.artifacts.path(id)).values())) if id else None
+        except DamagedArtifactError as error:
+            log.warning("%s; its classes and confusions are left out", error)
+            missing = Message("Classes and confusions are missing: {error}.", error=error)
+            yield Section(_CLASSES, [Text(missing, "alert")])
+            return
+        yield classes_section(main.per_class if main else [])
+        yield confusion_section(main.confusion if main else [], main.per_class if main else [])
 
     @classmethod
     def _retention(cls, context: RoundContext, evaluation: str) -> list[dict[str, Any]] | None:
@@ -172,6 +211,61 @@ def metrics_of(context: RoundContext, evaluation: str, latency: str | None, role
         values = json.loads((context.path(latency) / LATENCY).read_text(encoding="utf-8"))[role]
         metrics |= {name: value for name, value in values.items() if name != "n"}
     return metrics
+
+
+_CLASSES = Message("Classes")
+
+_WORST = 20
+"""Classes whose recall is drawn."""
+
+_CONFUSED = 8
+"""Rows and columns of the map of confusions; more cells could not be read on a page."""
+
+
+def classes_section(per_class: Sequence[Mapping[str, Any]]) -> Section:
+    """Draws the recall of the worst classes, and lists all; rows of ``label``, ``support`` and metrics."""
+    # Of equal recalls the class with more records, which costs more mistakes; then by name, so that pages are the same.
+    worst = sorted(per_class, key=lambda row: (row["recall"], -row["support"], row["label"]))[:_WORST]
+    rows = [(row["label"], row["recall"], f"{100 * row['recall']:.0f}% of {row['support']}") for row in worst]
+    title = Message("recall of each class, the worst first")
+    chart = bars(rows, title, full=1.0, colour="$green", columns=(Message("class"), Message("recall")))
+    if chart is None:
+        return Section(_CLASSES, [], Message("There are no results by class."))
+    caption = Message(
+        "The champion's recall on the test records of each class, the worst first. The next round focuses on the worst "
+        "classes."
+    )
+    columns = tuple(Message(name) for name in ("class", "n", "precision", "recall", "F1"))
+    listed = [
+        (row["label"], f"{row['support']}", *(f"{row[name]:.2f}" for name in ("precision", "recall", "f1")))
+        for row in sorted(per_class, key=lambda row: row["f1"])
+    ]
+    fold = Message("All {count} classes with precision, recall and F1", count=len(listed))
+    return Section(_CLASSES, [Text(caption, "caption"), chart, Fold(fold, [Table(columns, listed, name=fold)])])
+
+
+def confusion_section(confusion: Sequence[Mapping[str, Any]], per_class: Sequence[Mapping[str, Any]]) -> Section:
+    """Draws the most frequent confusions: adds rows and columns until the map is full."""
+    none = Message("(none of the labels)")
+    counts = {(pair["expected"], pair["predicted"] or none): pair["count"] for pair in confusion}
+    rows: list[str] = []
+    columns: list[str] = []
+    for expected, predicted in sorted(counts, key=lambda pair: (-counts[pair], *pair)):
+        if expected == predicted or not counts[expected, predicted]:
+            continue
+        if len({*rows, expected}) <= _CONFUSED and len({*columns, predicted}) <= _CONFUSED:
+            rows += [expected] if expected not in rows else []
+            columns += [predicted] if predicted not in columns else []
+    # Correct answers follow from the recall.
+    counts |= {(row["label"], row["label"]): round(row["recall"] * row["support"]) for row in per_class}
+    # Columns in the order of the rows, so that correct answers form the diagonal.
+    columns.sort(key=lambda column: rows.index(column) if column in rows else len(rows))
+    chart = heat_map(counts, rows, columns, Message("expected answers (rows) by given answers (columns)"))
+    caption = Message(
+        "The champion's most frequent mistakes: rows are expected answers, columns are predictions, numbers are "
+        "counts. Outlined cells are correct answers."
+    )
+    return Section.of(Message("Confusion"), caption, chart, empty=Message("No wrong answers have been counted."))
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:

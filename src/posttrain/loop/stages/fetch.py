@@ -1,17 +1,21 @@
 """Fetch: downloads or converts the models that the config names into artifacts in Hugging Face layout, once."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from posttrain.loop.context import RoundContext
 from posttrain.loop.fetch_model import FetchModel
 from posttrain.loop.stage import RoundStep
 from posttrain.loop.state import RoundState
 from posttrain.store.artifacts import Artifact
+from posttrain.store.message import Message
 
 
 @dataclass(frozen=True)
 class Fetch(FetchModel, RoundStep):
     """Fetches one model; as a step of the round, the one that rounds start from."""
+
+    title: ClassVar[str] = Message("fetch")
 
     @classmethod
     def can_stop(cls, round: int) -> bool:

@@ -2,7 +2,8 @@
 
 import json
 import logging
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,19 @@ from posttrain.label.annotator import AnnotationRequest, Annotator, label_summar
 from posttrain.label.config import build_annotator
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
+from posttrain.loop.record import LoopRecord
 from posttrain.loop.score_files import BATCH, LABELS, SCORES, UNLABELLED, chosen_records
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.answer import Answer, read_answers
 from posttrain.loop.stages.suggest import suggestions_of, with_suggestions
 from posttrain.loop.state import RoundState, save_state
+from posttrain.report.charts.bars import bars, count_rows
+from posttrain.report.section import Section
 from posttrain.select.pool_sample import PoolShare, estimate_pool_share
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import file_digest
 from posttrain.store.logs import EVENT
+from posttrain.store.message import Message
 from posttrain.store.paths import locate_path
 from posttrain.store.workspace import Workspace
 
@@ -71,6 +76,7 @@ class Label(Stage):
     selection: str
     pool: str
     name = "label"
+    title = Message("label")
     kind = "labels"
 
     @classmethod
@@ -93,6 +99,15 @@ class Label(Stage):
                 *(agreement.drawn, 100 * agreement.value, 100 * agreement.low, 100 * agreement.high),
             )
         return context.update(labelled=labels.id)
+
+    @classmethod
+    def sections(cls, loop: LoopRecord) -> Iterator[Section]:
+        """Yields the counts of labels by class, without those that are set aside."""
+        counts: Counter[str] = Counter()
+        for record in loop.done:
+            labels = record.artifact(record.state.labelled)
+            counts += Counter(labels.meta["classes"] if labels and not record.state.discards_labels else {})
+        yield labels_section(counts)
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
         """Returns the batch, its pool, and the content of an oracle's file."""
@@ -131,6 +146,18 @@ class Label(Stage):
         shown = request.take(kept).suggestions
         seen = None if shown is None else [text if own else None for text, own in zip(shown, by_people, strict=True)]
         return label_summary(answers, seen, unlabelled=list(reasons.values()))
+
+
+def labels_section(counts: Mapping[str, int]) -> Section:
+    """Draws the labels of each class."""
+    # By name where counts are equal: the same workspace gives the same page.
+    rows = count_rows(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+    chart = bars(rows, Message("labels a class"), columns=(Message("class"), Message("labels")))
+    caption = Message(
+        "The number of labelled records of each class, the most frequent first. Classes near the bottom have few "
+        "examples yet."
+    )
+    return Section.of(Message("Labels"), caption, chart, empty=Message("Nothing has been labelled yet."))
 
 
 def label_request(context: RoundContext, selection: str, pool: str) -> tuple[pa.Table, AnnotationRequest]:

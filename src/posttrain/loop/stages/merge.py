@@ -14,6 +14,7 @@ from posttrain.loop.state import RoundState
 from posttrain.merge.config import MergeConfig
 from posttrain.merge.methods.registry import load_method
 from posttrain.merge.recipe import Recipe
+from posttrain.store.message import Message
 from posttrain.store.section import MAX_INTEGER
 
 log = logging.getLogger("posttrain")
@@ -37,13 +38,14 @@ class Merge(Stage):
     config: MergeConfig
     dataset: str | None = None
     name = "merge"
+    title = Message("merge")
     kind = "model"
 
     @classmethod
     def execute(cls, context: RoundContext) -> RoundState:
         """Merges the candidate, if the config asks for it; the gate then decides about the merged model."""
         state, config = context.state, context.config.merge
-        without = replace(state, outputs={name: id for name, id in state.outputs.items() if name != cls.name})
+        without = state.without(cls.name)
         if not config.models:
             # Those of an earlier attempt go, as the config has changed since.
             return without
@@ -89,7 +91,7 @@ class Merge(Stage):
         }
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
-        """Merges; a killed merge begins anew."""
+        """Merges; a killed merge begins again."""
         # Here, as `status` lists the stages without torch.
         from posttrain.merge.api import MERGE_FILE, describe, opened_plan, write_merge
         from posttrain.tune.merges.data import draw_examples

@@ -8,7 +8,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,16 @@ from posttrain.data.versions.version import write_dataset
 from posttrain.evaluate.suite import read_evaluation
 from posttrain.loop.context import RoundContext, model_key
 from posttrain.loop.history import finished_states
+from posttrain.loop.record import RoundRecord, StageReport
 from posttrain.loop.scoring import scoring_for
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.evaluate import Evaluate
 from posttrain.loop.state import RoundState
+from posttrain.report.section import Text
 from posttrain.select.hard_negatives import Confusions, confused_labels, hard_negatives
 from posttrain.select.scores.context import ScoringContext
 from posttrain.select.scores.table import embed_records
+from posttrain.store.message import Message
 
 log = logging.getLogger("posttrain")
 
@@ -50,6 +53,7 @@ class HardNegativePairs(Stage):
     evaluation: str | None
     scoring: ScoringContext
     name = "negatives"
+    title = Message("hard negatives")
     kind = "dataset"
     seeded = False
 
@@ -59,7 +63,7 @@ class HardNegativePairs(Stage):
         state = context.state
         if not context.config.select.hard.negatives or state.dataset is None:
             # Those of an earlier attempt go, as the config has changed since.
-            return replace(state, outputs={name: id for name, id in state.outputs.items() if name != cls.name})
+            return state.without(cls.name)
         champion = state.id("champion")
         cold = champion == finished_states(context.workspace)[0].candidate
         evaluation = None if cold else context.run(Evaluate(champion, state.id("test"))).id
@@ -69,6 +73,15 @@ class HardNegativePairs(Stage):
         counts = artifact.meta[HARD_NEGATIVE]
         log.info("  %d pairs, %d of them of labels that the champion confuses", counts["pairs"], counts["confused"])
         return state.with_output(cls.name, artifact.id)
+
+    @classmethod
+    def report(cls, record: RoundRecord) -> StageReport:
+        """Reports the pairs."""
+        artifact = record.artifact(record.state.outputs.get(cls.name))
+        counts = artifact.meta[HARD_NEGATIVE] if artifact else None
+        template = "{pairs} pairs of hard negatives, {confused} of them of labels that the champion confuses"
+        blocks = [Text(Message(template, **counts), "sentence")] if counts else ()
+        return StageReport({"hard_negatives": counts}, blocks=blocks)
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
         """Returns the training set, the champion with its evaluation, and the sentence model."""

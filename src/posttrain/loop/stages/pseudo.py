@@ -8,7 +8,7 @@ Sources: D.-H. Lee, Pseudo-Label, ICML 2013 workshop; Q. Xie et al., Self-traini
 
 import json
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,16 @@ from posttrain.data.versions.version import write_dataset
 from posttrain.label.model_annotators import PSEUDO_PER_LABEL, Predictions, PseudoConfig, Teacher
 from posttrain.loop.context import RoundContext
 from posttrain.loop.linear_head import people_labels
+from posttrain.loop.record import RoundRecord, StageReport
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.dataset import training_set_settings
 from posttrain.loop.stages.score import dropped_records, free_records
 from posttrain.loop.state import RoundState
 from posttrain.loop.suites import measured_on, suite_inputs
 from posttrain.loop.teachers import build_teacher, calibrated
+from posttrain.report.section import Text
 from posttrain.select.pool_sample import sample_pool
+from posttrain.store.message import Message
 
 log = logging.getLogger("posttrain")
 
@@ -51,6 +54,7 @@ class PseudoLabel(Stage):
     test: str
     teacher: Teacher
     name = "pseudo"
+    title = Message("pseudo-labels")
     kind = "dataset"
 
     @classmethod
@@ -59,12 +63,20 @@ class PseudoLabel(Stage):
         state, config = context.state, context.config.label.pseudo
         if config is None or state.dataset is None:
             # Those of an earlier attempt go, as the config has changed since.
-            return replace(state, outputs={name: id for name, id in state.outputs.items() if name != cls.name})
+            return state.without(cls.name)
         teacher = build_teacher(context, config.teacher, state.dataset)
         artifact = context.run(cls(state.dataset, state.id("pool"), state.id("test"), teacher))
         counts = artifact.meta[PSEUDO]
         log.info("  %d pseudo-labels by %s join training", counts["records"], counts["teacher"])
         return state.with_output(cls.name, artifact.id)
+
+    @classmethod
+    def report(cls, record: RoundRecord) -> StageReport:
+        """Reports the pseudo-labels that joined the training."""
+        artifact = record.artifact(record.state.outputs.get(cls.name))
+        count = artifact.meta[PSEUDO]["records"] if artifact else 0
+        sentence = Message("{count} pseudo-labels of a model joined its training", count=count)
+        return StageReport({"pseudo_labels": count}, blocks=[Text(sentence, "sentence")] if count else ())
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
         """Returns the labels, the pool, what models are measured on, and what the teacher's answers depend on."""

@@ -14,10 +14,13 @@ import pyarrow.parquet as parquet
 from posttrain.data.records.record import concat
 from posttrain.evaluate.suite import read_evaluation
 from posttrain.label.queue import Queue
+from posttrain.loop.batch_counts import STAGE as COUNTS
 from posttrain.loop.context import RoundContext, model_key
 from posttrain.loop.costs import add_cost_column
 from posttrain.loop.difficulty import follows_scores
+from posttrain.loop.gain import STAGE as GAIN
 from posttrain.loop.history import finished_states, parent_dataset
+from posttrain.loop.record import RoundRecord, StageReport
 from posttrain.loop.score_files import (
     CASES,
     HARD_CASES,
@@ -33,6 +36,7 @@ from posttrain.loop.scoring import fit_calibration, remove_unused_scores, scorin
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.evaluate import Evaluate
 from posttrain.loop.state import RoundState
+from posttrain.report.section import Text
 from posttrain.select.hard_cases import (
     MAX_HARD_CASES,
     POOL_KINDS,
@@ -50,6 +54,7 @@ from posttrain.select.scores.registry import SCORES as SCORE_NAMES
 from posttrain.select.scores.table import embed_records, score_labelled, score_pool, unscored_table
 from posttrain.select.strategy import MAX_AGREEMENT_RECORDS, neighbour_agreement
 from posttrain.store.errors import DamagedArtifactError
+from posttrain.store.message import Message
 
 log = logging.getLogger("posttrain")
 
@@ -91,6 +96,7 @@ class Score(Stage):
     others: dict[str, str]
     scoring: ScoringContext
     name = "score"
+    title = Message("score")
     kind = "scores"
     version = 6
 
@@ -115,8 +121,22 @@ class Score(Stage):
         verb = "embedded" if cold else "scored"
         log.info("  %s %d of %d pool records%s", verb, scores.meta["sampled"], scores.meta["pool"], embedded_only)
         # The fields of the last attempt's batch go with its scores: none must describe the batch that is selected now.
-        fresh = dict.fromkeys(("selection", "gain_estimate", "waits_for", "labelled", "batch_counts"))
-        return context.update(queried_pool=pool, scores=scores.id, **fresh)
+        fresh = dict.fromkeys(("selection", "waits_for", "labelled"))
+        return context.update(queried_pool=pool, scores=scores.id, **fresh).without(GAIN, COUNTS)
+
+    @classmethod
+    def report(cls, record: RoundRecord) -> StageReport:
+        """Reports a pool of which only a sample was scored."""
+        scores = record.artifact(record.state.scores)
+        if scores is None or scores.meta["sampled"] >= scores.meta["pool"]:
+            return StageReport()
+        template = "scored a sample of {sampled} of the pool's {pool} free records"
+        if scores.meta["cold"]:
+            template = "embedded a sample of {sampled} of the pool's {pool} free records"
+        sentence = Message(template, **scores.meta)
+        if scores.meta["unscored"]:
+            sentence = Message("{scored}, embedded {unscored} more", scored=sentence, unscored=scores.meta["unscored"])
+        return StageReport(blocks=[Text(sentence, "sentence")])
 
     @classmethod
     def from_context(

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ import pyarrow.parquet as parquet
 from posttrain.evaluate.metrics import worst_classes
 from posttrain.evaluate.suite import read_evaluation
 from posttrain.loop.context import RoundContext
-from posttrain.loop.gain import estimate_batch_gain, gain_to_json
+from posttrain.loop.gain import STAGE, current_estimate, estimate_batch_gain, gain_sentence, gain_to_json
 from posttrain.loop.history import finished_states
+from posttrain.loop.model_registry import ModelRegistry
+from posttrain.loop.record import LoopRecord, RoundRecord, StageReport
 from posttrain.loop.score_files import (
     BATCH,
     CASES,
@@ -29,15 +32,20 @@ from posttrain.loop.score_files import (
     cases_from_rows,
     load_array,
 )
+from posttrain.loop.selection_report import selection_section
+from posttrain.loop.selections import read_selections
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.evaluate import Evaluate
 from posttrain.loop.state import RoundState
+from posttrain.report.formatting import reason_text
+from posttrain.report.section import Section, Text, blocks
 from posttrain.select.batch import choose_batch, with_predictions
 from posttrain.select.config import SelectConfig
 from posttrain.select.hard_cases import FocusTargets
 from posttrain.select.pool_map import pool_map
 from posttrain.select.strategy import AUTO, confidence_predicts_errors
 from posttrain.store.artifacts import Artifact
+from posttrain.store.message import Message
 
 log = logging.getLogger("posttrain")
 
@@ -63,7 +71,8 @@ class Select(Stage):
     evaluation: str
     n: int
     cold: bool
-    name = "select"
+    name = STAGE
+    title = Message("select")
     kind = "selection"
     version = 5
 
@@ -77,21 +86,23 @@ class Select(Stage):
         champion = state.id("champion")
         n = batch_size(context)
         if not context.config.label.per_round:
-            what = "new labels, as label.per_round is 0 (posttrain data add FILE --to labelled)"
+            what = Message("new labels, as label.per_round is 0 (posttrain data add FILE --to labelled)")
             return _nothing_to_label(context, what)
         if not n:
             budget = context.config.label.budget
-            return _nothing_to_label(context, f"a larger label.budget: all {budget} labels are used up")
+            what = Message("a larger label.budget: all {budget} labels are used up", budget=budget)
+            return _nothing_to_label(context, what)
         scores = context.artifact(state.id("scores"))
         evaluation = context.run(Evaluate(champion, state.id("test")))
         selection = context.run(cls(champion, state.id("pool"), scores, evaluation.id, n, scores.meta["cold"]))
         if not selection.meta["records"]:
             if not context.config.data.pool:
-                what = "new inputs or labels: there is no pool, and all labels are used (posttrain data add FILE)"
+                what = Message(
+                    "new inputs or labels: there is no pool, and all labels are used (posttrain data add FILE)"
+                )
                 return _nothing_to_label(context, what)
-            return _nothing_to_label(
-                context, "new inputs: every record of the pool is labelled (posttrain data add FILE)"
-            )
+            what = Message("new inputs: every record of the pool is labelled (posttrain data add FILE)")
+            return _nothing_to_label(context, what)
         gain = estimate_batch_gain(context, champion, scores, selection.meta["records"])
         estimate = gain_to_json(gain) if gain else None
         if gain is not None:
@@ -99,9 +110,27 @@ class Select(Stage):
             if gain.why:
                 log.info("  more labels no longer pay off: %s", gain.why)
                 if context.config.select.stop.action == "stop":
-                    reason = f"a reason to label more: {gain.why} (select.stop)"
-                    return _nothing_to_label(context.with_state(gain_estimate=estimate), reason)
-        return context.update(selection=selection.id, gain_estimate=estimate)
+                    reason = Message("a reason to label more: {why} (select.stop)", why=gain.why)
+                    return _nothing_to_label(context, reason).with_result(cls.name, estimate)
+        return context.update(selection=selection.id).with_result(cls.name, estimate)
+
+    @classmethod
+    def report(cls, record: RoundRecord) -> StageReport:
+        """Reports why records were selected, and what the batch is expected to bring while the round is open."""
+        champion = ModelRegistry(record.workspace).champion
+        estimate = current_estimate(record.state, champion.model_id if champion else None)
+        forecast = gain_sentence(estimate) if estimate else None
+        selection = record.artifact(record.state.selection)
+        reasons = selection.meta["reasons"] if selection else {}
+        counted = [Message("{count} {reason}", count=n, reason=reason_text(name)) for name, n in reasons.items()]
+        selected = Message("selected: {reasons}", reasons=Message.joined(", ", counted)) if counted else ""
+        latest = [forecast] if forecast and not record.is_done else ()
+        return StageReport({"forecast": forecast}, latest=latest, blocks=blocks(Text(selected, "sentence")))
+
+    @classmethod
+    def sections(cls, loop: LoopRecord) -> Iterator[Section]:
+        """Yields the batches, the latest in full."""
+        yield selection_section(read_selections(loop), loop.detail)
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
         """Returns the scores and the champion's evaluation."""

@@ -15,12 +15,14 @@ from posttrain.label.model_annotators import TEACHERS, Teacher
 from posttrain.loop.context import RoundContext
 from posttrain.loop.history import finished_states, parent_dataset
 from posttrain.loop.linear_head import people_labels
+from posttrain.loop.record import RoundRecord, StageReport
 from posttrain.loop.score_files import BATCH, LABELS, chosen_records
 from posttrain.loop.stage import Stage
 from posttrain.loop.state import RoundState
 from posttrain.loop.teachers import ChampionTeacher, build_teacher, calibrated
 from posttrain.models.binomial import clopper_pearson
 from posttrain.store.errors import DamagedArtifactError
+from posttrain.store.message import Message
 from posttrain.store.workspace import Workspace
 
 log = logging.getLogger("posttrain")
@@ -48,6 +50,7 @@ class Suggest(Stage):
     teacher: Teacher
     checks: dict[str, str]
     name = "suggest"
+    title = Message("suggest")
     kind = "suggestions"
 
     @classmethod
@@ -69,6 +72,17 @@ class Suggest(Stage):
         if acceptance := meta["acceptance"]:
             log.info("  accepted without people: %d; %s", meta["accepted"], acceptance["why"])
         return state.with_output(cls.name, suggestions.id)
+
+    @classmethod
+    def report(cls, record: RoundRecord) -> StageReport:
+        """Reports what a model labelled, and what people's checks of it say."""
+        report, state = None, record.state
+        if state.labelled is not None and (suggestions := suggestions_of(record.workspace, state)) is not None:
+            try:
+                report = check_report(record.workspace, suggestions, state.labelled)
+            except DamagedArtifactError as error:
+                log.warning("%s; what models labelled is unknown", error)
+        return StageReport({"models": report}, report["sentences"] if report else ())
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
         """Returns the batch, the labels so far and everything that the model's answers depend on."""
@@ -222,16 +236,19 @@ def check_report(workspace: Workspace, suggestions: str, labels: str) -> dict[st
 def _sentences(report: dict[str, Any]) -> list[str]:
     """Says what a model labelled in a round, on which ground, and what people's checks of it say."""
     teacher, acceptance = report["teacher"], report["acceptance"]
-    sentences = [f"{report['unanswered']} records have no usable answer of {teacher}"] if report["unanswered"] else []
+    sentences: list[str] = []
+    if report["unanswered"]:
+        sentences.append(Message("{unanswered} records have no usable answer of {teacher}", **report))
     if acceptance is None:
         return sentences
-    sentences.append(f"{report['accepted']} answers of {teacher} were accepted; {acceptance['why']}")
+    template = "{accepted} answers of {teacher} were accepted; {why}"
+    sentences.append(Message(template, accepted=report["accepted"], teacher=teacher, why=acceptance["why"]))
     if report["checked"]:
-        interval = f"{report['low']:.1%} to {report['high']:.1%}"
-        sentences.append(
-            f"people found {report['wrong']} of {report['checked']} checked ones wrong: an error of"
-            f" {report['error']:.1%} ({interval}), and {acceptance['bound']:.1%} is allowed"
+        template = (
+            "people found {wrong} of {checked} checked ones wrong: an error of {error:.1%} ({low:.1%} to {high:.1%}), "
+            "and {bound:.1%} is allowed"
         )
+        sentences.append(Message(template, **report, bound=acceptance["bound"]))
     return sentences
 
 

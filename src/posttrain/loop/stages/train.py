@@ -1,5 +1,6 @@
 """Train: trains a candidate on the training set, from the base model or the champion."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -14,6 +15,7 @@ from posttrain.loop.context import RoundContext, task_key
 from posttrain.loop.difficulty import difficulties
 from posttrain.loop.history import finished_states
 from posttrain.loop.model_registry import champion_before_round
+from posttrain.loop.record import LoopRecord
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.evaluate import Evaluate
 from posttrain.loop.stages.fetch import fetch_teacher
@@ -21,9 +23,13 @@ from posttrain.loop.stages.negatives import HardNegativePairs
 from posttrain.loop.stages.pseudo import PseudoLabel, pseudo_weights
 from posttrain.loop.state import RoundState
 from posttrain.loop.suites import measured_on
+from posttrain.report.section import Section
 from posttrain.store.artifacts import Artifact
+from posttrain.store.message import Message
 from posttrain.train.config import TrainConfig
+from posttrain.train.curves import read_round_training
 from posttrain.train.monitor.sinks import open_sinks
+from posttrain.train.report import trainings_section
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,7 @@ class Train(Stage):
     weights: np.ndarray | None = None
     steering: str | None = None
     name = "train"
+    title = Message("train")
     kind = "model"
     version = 5
 
@@ -89,6 +96,17 @@ class Train(Stage):
         if steering is not None:
             weights = _error_weights(context, records, steering) * (1.0 if weights is None else weights)
         return cls(source, dataset, records, config, difficulty, score_inputs, teacher, weights, steering)
+
+    @classmethod
+    def sections(cls, loop: LoopRecord) -> Iterator[Section]:
+        """Yields the curves of each round's training."""
+        runs = {run.output: run for run in loop.workspace.metadata.runs(stage=cls.name, status="done")}
+        trainings = {
+            record.number: read_round_training(loop.workspace, run, Message("round {number}", number=record.number))
+            for record in loop.done
+            if (run := runs.get(record.state.candidate)) is not None
+        }
+        yield trainings_section(trainings, loop.detail)
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
         """Returns the model to start from, the training set, the teacher and the scores."""

@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,14 +17,26 @@ import yaml
 from posttrain.data.versions.leaks import require_no_overlap
 from posttrain.loop.context import RoundContext
 from posttrain.loop.history import adjusted_config, finished_states
+from posttrain.loop.record import LoopRecord, RoundRecord, StageReport
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.decide import drift_of
 from posttrain.loop.stages.train import Train
 from posttrain.loop.state import RoundState
 from posttrain.loop.suites import measured_on
-from posttrain.loop.tuning import Tuning, last_tuned, round_sentence, tuned_keys, tuned_value, tuning_rule
-from posttrain.store.errors import WorkError
+from posttrain.loop.tuning import (
+    STAGE,
+    Tuning,
+    last_tuned,
+    round_sentence,
+    tuned_keys,
+    tuned_value,
+    tuning_of,
+    tuning_rule,
+)
+from posttrain.report.section import Section, Text
+from posttrain.store.errors import DamagedArtifactError, UserError, WorkError
 from posttrain.store.files import make_folder
+from posttrain.store.message import Message
 from posttrain.store.section import MAX_INTEGER
 from posttrain.train.data.tokenise import content_digest
 from posttrain.train.monitor.config import SinksConfig
@@ -42,6 +54,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("posttrain")
 
 _EARLIER = 8  # searches, the last ones, that a new one may start from
+
+_DRAWN = 3  # searches that the report shows, the latest
 
 BEST_FILE = "best.yaml"
 
@@ -68,7 +82,8 @@ class Tune(Stage):
     labels: int
     earlier: Mapping[int, str]
     helpers: Mapping[str, Any]
-    name = "tune"
+    name = STAGE
+    title = Message("tune")
     kind = "tuning"
 
     @classmethod
@@ -76,8 +91,7 @@ class Tune(Stage):
         """Searches, if the rule holds; the settings hold from this round's training on."""
         state, tune = context.state, context.config.tune
         # Those of an earlier attempt go, as config or data have changed since.
-        outputs = {name: id for name, id in state.outputs.items() if name != cls.name}
-        state = replace(state, outputs=outputs, tuning=None, no_tuning=None)
+        state = state.without(cls.name)
         if tune is None or state.dataset is None:
             return state
         rule, values = tuning_rule(tune), _rule_values(context)
@@ -86,14 +100,52 @@ class Tune(Stage):
             return state
         stage = cls._prepare(context, tune, rule.format_values(named))
         if (count := stage.held_out.num_rows) < LEAST_HELD_OUT or not stage.rows.any():
-            why = f"{count} of {len(stage.rows)} records can be held out, and {LEAST_HELD_OUT} are needed"
-            log.warning("  not tuned, the settings stay: %s", why)
-            return replace(state, no_tuning=why)
+            needed = {"count": count, "records": len(stage.rows), "least": LEAST_HELD_OUT}
+            log.warning("  %s", _not_tuned(needed))
+            return state.with_result(cls.name, {"too_few": needed})
         artifact = context.run(stage)
         tuning = Tuning(**artifact.meta)
         for sentence in tuning.sentences:
             log.info("  %s", sentence)
-        return replace(state.with_output(cls.name, artifact.id), tuning=tuning.as_dict())
+        return state.with_output(cls.name, artifact.id).with_result(cls.name, tuning.as_dict())
+
+    @classmethod
+    def report(cls, record: RoundRecord) -> StageReport:
+        """Reports what the search decided, or why there was none although the rule asked for it."""
+        tuning, result = tuning_of(record.state), record.state.results.get(cls.name) or {}
+        if tuning is None and "too_few" in result:
+            return StageReport({"tuning": None}, [_not_tuned(result["too_few"])])
+        return StageReport({"tuning": tuning and tuning.as_dict()}, tuning.sentences if tuning else ())
+
+    @classmethod
+    def sections(cls, loop: LoopRecord) -> Iterator[Section]:
+        """Yields the latest searches, without those that are damaged."""
+        # Here, as it imports scikit-learn.
+        from posttrain.tune.report.study import search_fold
+        from posttrain.tune.transfer.past import PastStudy
+
+        searches = []
+        for record in loop.done:
+            if (tuning := tuning_of(record.state)) is not None:
+                try:
+                    folder = loop.workspace.artifacts.path(record.state.outputs[cls.name])
+                    searches.append(PastStudy.read(folder, f"round {tuning.round}"))
+                except (DamagedArtifactError, UserError) as error:
+                    log.warning("%s; its search is left out", error)
+        if not searches:
+            return
+        caption = (
+            "The searches of the training's settings, the latest ones: the value of each trial on held-out records, "
+            "and the settings that mattered. What a search decided is said with its round."
+        )
+        if len(searches) > _DRAWN:
+            caption += f" The {len(searches) - _DRAWN} earliest searches are not drawn."
+        detail = loop.detail / _DRAWN
+        folds = [
+            search_fold(each.name, each.goal, each.trials, detail, is_open=each is searches[-1])
+            for each in searches[-_DRAWN:]
+        ]
+        yield Section(Message("Tuning"), [Text(caption, "caption"), *folds])
 
     @classmethod
     def _prepare(cls, context: RoundContext, tune: TuneConfig, values: str) -> "Tune":
@@ -110,9 +162,10 @@ class Tune(Stage):
             require_no_overlap(held_out, measured, tune.held_out.data, base.data.steps)
             rows &= ~overlapping(training.records, held_out)
         states = finished_states(context.workspace)
-        searched = [state for state in states if state.tuning is not None and cls.name in state.outputs]
-        earlier = {state.tuning["round"]: state.outputs[cls.name] for state in searched[-_EARLIER:] if state.tuning}
-        helpers = searched[-1].tuning["settings"] if searched and searched[-1].tuning else {}
+        searched = {tuning.round: state.outputs[cls.name] for state in states if (tuning := tuning_of(state))}
+        earlier = dict(list(searched.items())[-_EARLIER:])
+        last = last_tuned(states)
+        helpers = last.settings if last else {}
         return cls(training, base, rows, held_out, values, context.state.labels or 0, earlier, helpers)
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
@@ -133,7 +186,7 @@ class Tune(Stage):
         }
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
-        """Searches; a killed search goes on in its study."""
+        """Searches; a killed search continues in its study."""
         from posttrain.tune.trainings.search import search_trainings
         from posttrain.tune.transfer.past import TASK_FILE
         from posttrain.tune.transfer.warm_start import WARM_START_FILE, warm_start_sentences
@@ -241,6 +294,10 @@ class Tune(Stage):
         return [PastStudy.read(context.path(id), f"round {number}") for number, id in self.earlier.items()]
 
 
+def _not_tuned(values: Mapping[str, int]) -> Message:
+    return Message("not tuned: {count} of {records} records can be held out, and {least} are needed", **values)
+
+
 def search_settings(tune: TuneConfig) -> dict[str, Any]:
     """Returns the section without what changes no result, as another engine or a longer silence is no other search."""
     unset = set() if tune.limits.values else {"limits"}
@@ -255,12 +312,11 @@ def _section(context: RoundContext) -> TuneConfig:
 
 def _rule_values(context: RoundContext) -> dict[str, float]:
     """Returns the values that the rule may use; drift is missing where it was not measured."""
-    last = last_tuned(finished_states(context.workspace))
-    tuning = last.tuning if last else None
+    tuning = last_tuned(finished_states(context.workspace))
     return {
         "records": float(context.state.labels or 0),
-        "tuned_records": float(tuning["records"]) if tuning else 0.0,
-        "rounds_since_tuning": float(context.number - tuning["round"]) if tuning else math.inf,
+        "tuned_records": float(tuning.records) if tuning else 0.0,
+        "rounds_since_tuning": float(context.number - tuning.round) if tuning else math.inf,
         **drift_of(context),
     }
 

@@ -5,8 +5,10 @@ from itertools import accumulate
 from operator import sub
 
 from posttrain.report.charts.chart import Chart, Formatter, Option, name_axis, series_colour, side_labels
+from posttrain.store.message import Message
 
 _ROW = 24
+_KEPT = Message("kept")
 _TRACK: Option = {"showBackground": True, "backgroundStyle": {"color": "$track", "borderRadius": 3}}
 
 
@@ -18,7 +20,7 @@ def bars(
     colour: str = "$blue",
     colours: Sequence[str] = (),
     marks: Sequence[tuple[float, str]] = (),
-    columns: tuple[str, str] = ("name", "value"),
+    columns: tuple[str, str] = (Message("name"), Message("value")),
 ) -> Chart | None:
     """Draws one horizontal bar a row, in the order given; returns None without rows.
 
@@ -34,7 +36,7 @@ def bars(
         return None
     # 1.0 if all bars are zero, which have no length but must not divide by zero.
     most = full or max(value for _, value, _ in rows) or 1.0
-    items: list[Option] = [{"value": min(value, most), "tip": f"{name}: {label}"} for name, value, label in rows]
+    items: list[Option] = [{"value": min(value, most), "tip": _tip(name, label)} for name, value, label in rows]
     for item, own in zip(items, colours, strict=False):
         item["itemStyle"] = {"color": own}
     series = _bar_series("", items, colour, **_TRACK)
@@ -51,6 +53,10 @@ def bars(
 def count_rows(counts: Iterable[tuple[str, int]]) -> list[tuple[str, float, str]]:
     """Turns names and counts into rows for `bars`."""
     return [(name, float(count), f"{count:,}") for name, count in counts]
+
+
+def _tip(name: str, label: str) -> Message:
+    return Message("{name}: {label}", name=name, label=label)
 
 
 def mark_lines(marks: Sequence[tuple[float, str]], top: str = "end") -> Option:
@@ -106,7 +112,7 @@ def stacked_bars(rows: Sequence[tuple[str, Mapping[str, float]]], series: Sequen
     for number, stage in enumerate(series):
         items: list[Option | None] = [
             # A part of no length would have a line in the tooltip that says nothing.
-            {"value": parts[stage], "tip": f"{stage}: {format_seconds(parts[stage])}"} if parts.get(stage) else None
+            {"value": parts[stage], "tip": _tip(stage, format_seconds(parts[stage]))} if parts.get(stage) else None
             for _, parts in rows
         ]
         drawn.append(_bar_series(stage, items, series_colour(number), stack="all") | {"barWidth": 22})
@@ -118,7 +124,7 @@ def stacked_bars(rows: Sequence[tuple[str, Mapping[str, float]]], series: Sequen
         (name, *(format_seconds(parts.get(stage, 0.0)) for stage in series), label)
         for (name, parts), label in zip(rows, labels, strict=True)
     ]
-    return Chart(title, option, 34 * len(rows) + 8, ("", *series, "all"), table, fixed_names=True)
+    return Chart(title, option, 34 * len(rows) + 8, ("", *series, Message("all")), table)
 
 
 def format_seconds(value: float) -> str:
@@ -176,18 +182,20 @@ def funnel(start: int, rejected: Sequence[tuple[str, int]], title: str) -> Chart
     kept = start - sum(count for _, count in rejected)
     # Steps may add records (a negative count): the widest bar is not always the first.
     most = max(accumulate((count for _, count in rejected), sub, initial=start)) or 1
-    rows = [("came in", start, "$blue"), *((reason, count, "$red") for reason, count in rejected)]
+    rows = [(Message("came in"), start, "$blue"), *((reason, count, "$red") for reason, count in rejected)]
     offsets: list[Option | float | None] = []
     items: list[Option | float | None] = []
     labels, shares, remaining = [], [], start
-    for name, count, colour in [*rows, ("kept", kept, "$green")]:
+    for name, count, colour in [*rows, (_KEPT, kept, "$green")]:
         is_cut = colour == "$red"
         offsets.append(remaining - max(count, 0) if is_cut else 0)
         remaining -= count if is_cut else 0
-        shares.append(f"{100 * abs(count) / start:.1f}%" if start else "none")
+        shares.append(f"{100 * abs(count) / start:.1f}%" if start else Message("none"))
         labels.append(f"{-count:+,}".replace("-", "−") if is_cut and count else f"{count:,}")
-        added = " added" if count < 0 else ""
-        tip = f"{name}: {abs(count):,} records{added}, {shares[-1]} of what came in"
+        template = "{name}: {count} records, {share} of what came in"
+        if count < 0:
+            template = "{name}: {count} records added, {share} of what came in"
+        tip = Message(template, name=name, count=f"{abs(count):,}", share=shares[-1])
         # Not drawn without records: a bar of at least two pixels would claim that there is one.
         style = {"color": "$blue" if count < 0 else colour}
         items.append({"value": abs(count) or None, "tip": tip, "itemStyle": style})
@@ -196,10 +204,11 @@ def funnel(start: int, rejected: Sequence[tuple[str, int]], title: str) -> Chart
         # One record of a million is still visible, as two pixels.
         _bar_series("records", items, "$blue", stack="all", barMinHeight=2),
     ]
-    names = [name for name, _, _ in rows] + ["kept"]
+    names = [name for name, _, _ in rows] + [_KEPT]
     option = _rows_option(names, labels, most, series)
     table = list(zip(names, labels, shares, strict=True))
-    return Chart(title, option, 28 * len(names) + 8, ("", "records", "of what came in"), table, fixed_names=True)
+    columns = ("", Message("records"), Message("of what came in"))
+    return Chart(title, option, 28 * len(names) + 8, columns, table)
 
 
 def funnel_charts(counts: Sequence[tuple[str, str | None, int]]) -> Iterator[tuple[str, Chart]]:
@@ -213,4 +222,4 @@ def funnel_charts(counts: Sequence[tuple[str, str | None, int]]) -> Iterator[tup
         rows = [(reason, count) for of, reason, count in counts if of == name]
         start = sum(count for reason, count in rows if reason is None)
         rejected = [(reason, count) for reason, count in rows if reason is not None]
-        yield name, funnel(start, rejected, f"records of {name}: in, rejected by reason, kept")
+        yield name, funnel(start, rejected, Message("records of {name}: in, rejected by reason, kept", name=name))

@@ -13,10 +13,12 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from markupsafe import Markup
+
+from posttrain.store.message import Message
 
 Formatter = Callable[[float], str]
 """Formats a value for people."""
@@ -25,8 +27,8 @@ Option = dict[str, Any]
 """An option of ECharts, or a part of one."""
 
 _SCRIPT_TEXTS = {
-    "save": "Save the picture as SVG",
-    "zoom": "The keys + and - zoom, arrows move, and 0 shows everything.",
+    "save": Message("Save the picture as SVG"),
+    "zoom": Message("The keys + and - zoom, arrows move, and 0 shows everything."),
 }
 """Texts of ``static/charts.js``, where they are not English."""
 
@@ -48,10 +50,10 @@ class Chart:
         unit: factor and suffix of the values in tooltips that no item names.
         equal: draws both axes on one scale.
         boxes: draws the nodes of a graph as boxes as wide as their columns allow.
-        fixed_names: names of rows, columns and series are the program's words, and not those of records or people.
-        line: translates a line; returns one that it does not know.
+        line: translates a message.
     """
 
+    kind: ClassVar[str] = "chart"
     title: str
     option: Option
     height: int
@@ -62,21 +64,22 @@ class Chart:
     unit: tuple[float, str] = (1.0, "")
     equal: bool = False
     boxes: bool = False
-    fixed_names: bool = False
     line: Callable[[str], str] = str
 
     def translated(self, line: Callable[[str], str]) -> "Chart":
-        """Returns the chart in another language; names of records and people stay."""
-        option = _translate(self.option, line, line if self.fixed_names else _with_number(line))
-        return replace(self, option=option, line=line)
+        """Returns the chart with its messages in another language; all other texts, such as a record's, stay."""
+        return replace(self, option=_translate(self.option, line), line=line)
+
+    def _say(self, text: str) -> str:
+        return self.line(text) if isinstance(text, Message) else text
 
     def __html__(self) -> str:
         """Renders the place of the chart, its option and its table; the title and all texts are escaped."""
-        note = Markup('<span class="soft">{}</span>').format(self.line(self.note)) if self.note else ""
-        caption = Markup("<figcaption><strong>{}</strong> {}</figcaption>").format(self.line(self.heading), note)
+        note = Markup('<span class="soft">{}</span>').format(self._say(self.note)) if self.note else ""
+        caption = Markup("<figcaption><strong>{}</strong> {}</figcaption>").format(self._say(self.heading), note)
         return Markup(
             '<figure class="chart">{}<div class="plot" role="img" aria-label="{}"></div>{}{}</figure>'
-        ).format(caption if self.heading else "", self.line(self.title), self._script(), self._table())
+        ).format(caption if self.heading else "", self._say(self.title), self._script(), self._table())
 
     def _script(self) -> Markup:
         settings = {
@@ -87,7 +90,7 @@ class Chart:
             "option": self.option,
         }
         if self.line is not str:
-            settings["texts"] = {key: self.line(text) for key, text in _SCRIPT_TEXTS.items()}
+            settings["texts"] = {key: self._say(text) for key, text in _SCRIPT_TEXTS.items()}
         # "<" appears in strings alone, so that no text of a record can end the element or begin a comment in it.
         text = json.dumps(compact(settings), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         return Markup('<script type="application/json">{}</script>').format(Markup(text.replace("<", "\\u003c")))
@@ -95,34 +98,26 @@ class Chart:
     def _table(self) -> Markup:
         if not self.columns:
             return Markup()
-        line = self.line if self.fixed_names else _with_number(self.line)
-        head = Markup().join(Markup('<th scope="col">{}</th>').format(line(name)) for name in self.columns)
+        head = Markup().join(Markup('<th scope="col">{}</th>').format(self._say(name)) for name in self.columns)
         body = Markup().join(
-            Markup("<tr>{}</tr>").format(Markup().join(Markup("<td>{}</td>").format(line(cell)) for cell in row))
+            Markup("<tr>{}</tr>").format(Markup().join(Markup("<td>{}</td>").format(self._say(cell)) for cell in row))
             for row in self.rows
         )
         return Markup(
             '<details class="data"><summary>{}</summary>'
             '<div class="scroll" tabindex="0" role="region" aria-label="{}"><table><thead><tr>{}</tr></thead>'
             "<tbody>{}</tbody></table></div></details>"
-        ).format(self.line("Data"), self.line(f"Data: {self.line(self.title)}"), head, body)
+        ).format(self._say(Message("Data")), self._say(Message("Data: {title}", title=self.title)), head, body)
 
 
-def _with_number(line: Callable[[str], str]) -> Callable[[str], str]:
-    """Leaves words alone that may be a record's: what has a number, such as ``round 3``, is the program's."""
-    return lambda text: line(text) if any(character.isdigit() for character in text) else text
-
-
-def _translate(value: Any, line: Callable[[str], str], names: Callable[[str], str], key: str = "") -> Any:
-    """Translates the texts of a part of an option, by the keys under which they stand."""
-    if isinstance(value, str):
-        return line(value) if key == "tip" else names(value) if key in ("name", "data", "text") else value
+def _translate(value: Any, line: Callable[[str], str]) -> Any:
+    """Translates the messages in a part of an option."""
+    if isinstance(value, Message):
+        return line(value)
     if isinstance(value, Mapping):
-        # The name of an axis is that of a measure; one with data of its own is a series, or the entry of a legend.
-        named = line if "type" in value and "data" not in value else names
-        return {name: _translate(entry, line, named, name) for name, entry in value.items()}
+        return {name: _translate(entry, line) for name, entry in value.items()}
     if isinstance(value, list | tuple) and not (value and isinstance(value[0], float | int)):
-        return [_translate(entry, line, names, key) for entry in value]
+        return [_translate(entry, line) for entry in value]
     return value
 
 

@@ -6,9 +6,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from posttrain.report.charts.chart import Chart, Formatter, Option, series_colour, ticks, truncate, value_axis
+from posttrain.report.charts.chart import Chart, Formatter, Option, series_colour, ticks, value_axis
+from posttrain.store.message import Message
 
 FloatArray = NDArray[np.float64]
+
+_STEP = Message("step")
+_PLACES = {
+    "first": Message("first"),
+    "lowest": Message("lowest"),
+    "highest": Message("highest"),
+    "last": Message("last"),
+}
 
 
 @dataclass(frozen=True)
@@ -65,13 +74,17 @@ def curve(
     levels = ticks(low, high, 4)
     high = levels[-1]
     window = smoothing_window(int(measured.sum())) if style.mean else 1
-    series = [_line("each step" if window > 1 else name, *downsample(steps, values, buckets), broad=window == 1)]
+    series = [
+        _line(Message("each step") if window > 1 else name, *downsample(steps, values, buckets), broad=window == 1)
+    ]
     if window > 1:
         # Clipped at the axis, because a spike would lift the mean of all steps around it.
         mean = smooth(np.minimum(values, high), window)
         # Too few values at the ends: the line would follow single steps.
         mean[: window // 4] = mean[len(mean) - window // 4 :] = np.nan
-        series.append(_line(f"mean of {window}", *downsample(steps, mean, buckets // 2), broad=True))
+        series.append(
+            _line(Message("mean of {window}", window=window), *downsample(steps, mean, buckets // 2), broad=True)
+        )
     first, last = float(steps[0]), float(steps[-1])
     lines = _event_lines([mark for mark in marks if first <= mark.step <= last], last - first)
     if lines["data"]:
@@ -79,7 +92,7 @@ def curve(
     above = int((values[measured] > high).sum())
     # An axis of one step has no width: half a step at both sides gives it one.
     margin = 0.5 if first == last else 0.0
-    step_axis = {"type": "value", "min": first - margin, "max": last + margin, "minInterval": 1, "name": "step"}
+    step_axis = {"type": "value", "min": first - margin, "max": last + margin, "minInterval": 1, "name": _STEP}
     option: Option = {
         "grid": {"top": 28 if lines["data"] else 10, "bottom": 0},
         "xAxis": {**step_axis, "splitLine": {"show": False}, "nameLocation": "middle", "splitNumber": 4},
@@ -92,12 +105,11 @@ def curve(
         _aria_label(steps[measured], values[measured], name, style.show),
         option,
         190 if small else 280,
-        ("", "step", name),
+        ("", _STEP, name),
         _extremes(steps[measured], values[measured], style.show),
         heading=name,
-        note=f"{above:,} above" if above else "",
+        note=Message("{count} above", count=f"{above:,}") if above else "",
         unit=style.unit,
-        fixed_names=True,
     )
 
 
@@ -106,7 +118,7 @@ def compared_curves(
     name: str,
     style: CurveStyle,
     *,
-    axis: str = "step",
+    axis: str = Message("step"),
     buckets: int = 160,
 ) -> Chart | None:
     """Draws one measure of several trainings over each other; returns None if none has it.
@@ -144,8 +156,9 @@ def compared_curves(
     for run, _, values in measured:
         finite = values[~np.isnan(values)]
         rows.append((run, *(style.show(float(value)) for value in (finite[0], finite.min(), finite.max(), finite[-1]))))
-    title = f"{name} by {axis}: {', '.join(run for run, _, _ in measured)}"
-    columns = ("", "first", "lowest", "highest", "last")
+    drawn = Message.joined(", ", [run for run, _, _ in measured])
+    title = Message("{name} by {axis}: {runs}", name=name, axis=axis, runs=drawn)
+    columns = ("", *(_PLACES[place] for place in ("first", "lowest", "highest", "last")))
     return Chart(title, option, 240, columns, rows, heading=name, unit=style.unit)
 
 
@@ -190,13 +203,17 @@ def _event_lines(marks: Sequence[Annotation], span: float) -> Option:
     data, free = [], -np.inf
     for group in groups:
         step = group[0].step
-        labels = [f"{mark.number}: {truncate(mark.label, 120)}" for mark in group[:3]]
-        labels += [f"and {len(group) - 3} more"] if len(group) > 3 else []
+        labels = [Message("{name}: {label}", name=mark.number, label=mark.label) for mark in group[:3]]
+        labels += [Message("and {count} more", count=len(group) - 3)] if len(group) > 3 else []
         # Numbers closer than this would overlap on a phone; the line and its tooltip stay.
         numbered = step >= free
         free = step + 0.07 * span if numbered else free
         data.append(
-            {"xAxis": step, "tip": "; ".join(labels), "label": {"show": numbered, "formatter": str(group[0].number)}}
+            {
+                "xAxis": step,
+                "tip": Message.joined("; ", labels),
+                "label": {"show": numbered, "formatter": str(group[0].number)},
+            }
         )
     label = {"color": "$paper", "backgroundColor": "$red", "borderRadius": 8, "padding": [2, 5], "fontSize": 11}
     line = {"color": "$red", "type": [3, 3], "width": 1.5}
@@ -205,16 +222,19 @@ def _event_lines(marks: Sequence[Annotation], span: float) -> Option:
 
 def _extremes(steps: FloatArray, values: FloatArray, show: Formatter) -> list[tuple[str, str, str]]:
     places = {"first": 0, "lowest": int(values.argmin()), "highest": int(values.argmax()), "last": len(values) - 1}
-    return [(name, f"{int(steps[at]):,}", show(float(values[at]))) for name, at in places.items()]
+    return [(_PLACES[name], f"{int(steps[at]):,}", show(float(values[at]))) for name, at in places.items()]
 
 
-def _aria_label(steps: FloatArray, values: FloatArray, name: str, show: Formatter) -> str:
+def _aria_label(steps: FloatArray, values: FloatArray, name: str, show: Formatter) -> Message:
     """Describes the curve for screen readers."""
-    lowest, highest = int(values.argmin()), int(values.argmax())
-    return (
-        f"{name} by step: {show(float(values[0]))} at step {int(steps[0]):,}, {show(float(values[-1]))} at step "
-        f"{int(steps[-1]):,}; lowest {show(float(values[lowest]))} at step {int(steps[lowest]):,}, highest "
-        f"{show(float(values[highest]))} at step {int(steps[highest]):,}"
+    places = {"first": 0, "last": len(values) - 1, "lowest": int(values.argmin()), "highest": int(values.argmax())}
+    shown = {place: show(float(values[at])) for place, at in places.items()}
+    shown |= {f"{place}_step": f"{int(steps[at]):,}" for place, at in places.items()}
+    return Message(
+        "{name} by step: {first} at step {first_step}, {last} at step {last_step}; lowest {lowest} at step "
+        "{lowest_step}, highest {highest} at step {highest_step}",
+        name=name,
+        **shown,
     )
 
 

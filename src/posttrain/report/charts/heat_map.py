@@ -7,6 +7,7 @@ import numpy as np
 
 from posttrain.report.charts.chart import Chart, Option, name_axis
 from posttrain.report.charts.curve import FloatArray
+from posttrain.store.message import Message
 
 _SHADES = 6
 
@@ -50,7 +51,8 @@ def heat_map(
 
 
 def _cell(at: int, down: int, row: str, column: str, count: int, most: int) -> Option:
-    tip = f"{row}: answered correctly {count} times" if row == column else f"{row} answered as {column}: {count}"
+    template = "{row} answered as {column}: {count}" if row != column else "{row}: answered correctly {count} times"
+    tip = Message(template, row=row, column=column, count=count)
     item: Option = {"value": (at, down, count), "text": str(count) if count else "", "tip": tip}
     if row == column:
         outline = {"color": "$paper", "borderColor": "$grid", "borderWidth": 1}
@@ -128,7 +130,7 @@ def strips(steps: FloatArray, series: Mapping[str, FloatArray], name: str, cells
     tall = 18 if len(series) <= 16 else 12 if len(series) <= 48 else 7
     option: Option = {
         "grid": {"top": 4, "bottom": 26},
-        "xAxis": {**{"type": "category", "data": starts, "name": "from step"}, "nameLocation": "middle"},
+        "xAxis": {**{"type": "category", "data": starts, "name": Message("from step")}, "nameLocation": "middle"},
         "yAxis": name_axis(series, axisLabel={"interval": math.ceil(14 / tall) - 1}, axisLine={"show": False}),
         "visualMap": {
             **{"type": "piecewise", "pieces": _shades(low, high), "orient": "horizontal", "left": 0, "bottom": 0},
@@ -143,9 +145,10 @@ def strips(steps: FloatArray, series: Mapping[str, FloatArray], name: str, cells
         "tooltip": {"trigger": "item"},
         "series": [{"type": "heatmap", "data": shaded, "itemStyle": {"borderColor": "$paper", "borderWidth": 0.5}}],
     }
-    title = f"{name} of {len(series)} groups by step, {low:.2g} to {high:.2g}; the table below has the numbers"
+    template = "{name} of {count} groups by step, {low:.2g} to {high:.2g}; the table below has the numbers"
+    title = Message(template, name=name, count=len(series), low=low, high=high)
     table = [(group, *_range(values)) for group, values in series.items()]
-    columns = ("", "median", "smallest", "greatest")
+    columns = ("", Message("median"), Message("smallest"), Message("greatest"))
     return Chart(title, option, 80 + tall * len(series), columns, table, heading=name)
 
 
@@ -171,5 +174,5 @@ def _shades(low: float, high: float) -> list[Option]:
 def _range(values: FloatArray) -> tuple[str, ...]:
     finite = values[~np.isnan(values)]
     if not finite.size:
-        return "not measured", "", ""
+        return Message("not measured"), "", ""
     return f"{np.median(finite):.2g}", f"{finite.min():.2g}", f"{finite.max():.2g}"

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 from posttrain.report.charts.bars import mark_lines
 from posttrain.report.charts.chart import Chart, Formatter, Option, ticks, value_axis
+from posttrain.store.message import Message
 
 
 def histogram(
@@ -13,7 +14,7 @@ def histogram(
     name: str,
     show: Formatter,
     *,
-    of: str = "records",
+    of: str = Message("records"),
     above: int = 0,
     mark: tuple[float, str] | None = None,
     part: Sequence[int] = (),
@@ -47,7 +48,7 @@ def histogram(
     series: list[Option] = []
     for layer, what, colour in layers:
         items: list[Option] = [
-            {"value": (low, high, count), "tip": f"{show(low)} to {show(high)}: {count:,} {what}"}
+            {"value": (low, high, count), "tip": _tip(show(low), show(high), count, what)}
             for (low, high), count in zip(pairwise(edges), layer, strict=True)
             if count
         ]
@@ -73,14 +74,20 @@ def histogram(
     }
     if part:
         option["legend"] = {"data": list(names)}
-    beyond = f"{above:,} above {show(float(edges[-1]))}" if above else ""
-    title = f"{name}: {sum(counts) + above:,} {of} from {show(float(edges[0]))} to {show(float(edges[-1]))}"
-    columns = ("from", "to", *(names if part else (of,)))
+    ends = {"low": show(float(edges[0])), "high": show(float(edges[-1]))}
+    beyond = Message("{count} above {high}", count=f"{above:,}", **ends) if above else ""
+    all = f"{sum(counts) + above:,}"
+    title = Message("{name}: {count} {of} from {low} to {high}", name=name, count=all, of=of, **ends)
+    columns = (Message("from"), Message("to"), *(names if part else (of,)))
     counted = [counts, part] if part else [counts]
     table = [
         (show(low), show(high), *(f"{layer[at]:,}" for layer in counted))
         for at, (low, high) in enumerate(pairwise(edges))
         if counts[at]
     ]
-    title += f", {beyond}" if above else ""
+    title = Message.joined(", ", filter(None, (title, beyond)))
     return Chart(title, option, 170 if small else 210, columns, table, heading=name, note=beyond)
+
+
+def _tip(low: str, high: str, count: int, what: str) -> Message:
+    return Message("{low} to {high}: {count} {what}", low=low, high=high, count=f"{count:,}", what=what)

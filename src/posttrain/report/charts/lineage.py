@@ -4,8 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from posttrain.report.charts.chart import Chart, Option
+from posttrain.store.message import Message
 
-COLUMNS = {"file": "files", "dataset": "datasets", "model": "models", "deployment": "deployed"}
+COLUMNS = {
+    "file": Message("files"),
+    "dataset": Message("datasets"),
+    "model": Message("models"),
+    "deployment": Message("deployed"),
+}
 """Kinds of nodes, with the titles of their columns."""
 
 _ROW = 52
@@ -64,11 +70,11 @@ def lineage(nodes: Sequence[LineageNode], edges: Sequence[tuple[str, str]], titl
     }
     parents = {node.id: [nodes_by_id[parent].label for parent, child in edges if child == node.id] for node in nodes}
     table = [
-        (node.kind, node.label, node.id, ", ".join(parents[node.id])) for node in map(nodes_by_id.__getitem__, rows)
+        (Message(node.kind), node.label, node.id, Message.joined(", ", parents[node.id]))
+        for node in map(nodes_by_id.__getitem__, rows)
     ]
-    return Chart(
-        title, option, 26 + _ROW * count, ("kind", "name", "id", "made from"), table, boxes=True, fixed_names=True
-    )
+    columns = (Message("kind"), Message("name"), Message("id"), Message("made from"))
+    return Chart(title, option, 26 + _ROW * count, columns, table, boxes=True)
 
 
 def _sorted_by_parents(
@@ -85,7 +91,7 @@ def _sorted_by_parents(
 
 def _box(node: LineageNode, column: int, row: int) -> Option:
     border = {"borderColor": "$blue", "borderWidth": 2} if node.marked else {"borderColor": "$edge", "borderWidth": 1}
-    tip = node.label if node.label == node.id else f"{node.label} ({node.id})"
+    tip = node.label if node.label == node.id else Message("{label} ({id})", label=node.label, id=node.id)
     # The box is the label's: ECharts stretches a symbol with its border, which would be thick at the sides.
     return {
         **{"id": node.id, "name": node.id, "value": (column, row), "text": node.label, "tip": tip},
@@ -99,4 +105,4 @@ def _line(parent: LineageNode, child: LineageNode) -> Option:
     # A dataset version and its parent share a column: a straight line would run behind the boxes between them.
     curveness = 0.25 if parent.kind == child.kind else 0.0
     link = {"source": parent.id, "target": child.id, "lineStyle": {**style, "curveness": curveness}}
-    return link | {"tip": f"{parent.label} → {child.label}"}
+    return link | {"tip": Message("{parent} → {child}", parent=parent.label, child=child.label)}

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from posttrain.report.charts.chart import Chart, Formatter, Option, name_axis, side_labels, ticks, value_axis
+from posttrain.store.message import Message
 
 DECISION_NAMES = {
-    "baseline": "baseline",
-    "deploy": "deployed",
-    "refuse": "refused",
-    "rollback": "rolled back",
+    "baseline": Message("baseline"),
+    "deploy": Message("deployed"),
+    "refuse": Message("refused"),
+    "rollback": Message("rolled back"),
 }
 """The gate's decisions, in the reader's words."""
 
@@ -24,7 +25,7 @@ _SYMBOLS: dict[str, tuple[Option, Option]] = {
         {"color": "$purple", "borderColor": "$paper", "borderWidth": 1.5},
     ),
 }
-_CHAMPION, _RANDOM = "champion in use", "drawn at random"
+_CHAMPION, _RANDOM = Message("champion in use"), Message("drawn at random")
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def learning_curve_chart(
     series = [_champion_line(points), _random_line(points, percent), _dotted_line(points), _intervals(points)]
     series += [_marks(points, decision, percent, levels[0]) for decision in used]
     drawn = [entry for entry in series if entry["data"]]
-    names = [f"{point.name}\n{point.detail}" if point.detail else point.name for point in points]
+    names = [Message.joined("\n", filter(None, (point.name, point.detail))) for point in points]
     hidden: Option = {"type": "value", "show": False, "min": 0, "max": len(points)}
     option: Option = {
         "grid": {"top": 22, "right": 12},
@@ -81,12 +82,10 @@ def learning_curve_chart(
         "legend": {"data": [_legend_entry(entry["name"]) for entry in drawn if entry["name"]]},
         "series": drawn,
     }
-    columns = ("round", measure or "candidate", "decision", "gain", _CHAMPION)
+    columns = (Message("round"), measure or Message("candidate"), Message("decision"), Message("gain"), _CHAMPION)
     has_random = any(point.random_baseline is not None for point in points)
     table = [_row(point, percent, has_random) for point in points]
-    return Chart(
-        title, option, 330, columns + ((_RANDOM,) if has_random else ()), table, heading=measure, fixed_names=True
-    )
+    return Chart(title, option, 330, columns + ((_RANDOM,) if has_random else ()), table, heading=measure)
 
 
 def _legend_entry(name: str) -> Option:
@@ -120,7 +119,12 @@ def _champion_line(points: Sequence[CurvePoint]) -> Option:
 
 def _random_line(points: Sequence[CurvePoint], percent: bool) -> Option:
     data = [
-        {"value": (at, p.random_baseline), "tip": f"{p.name}, {_RANDOM}: {_value_text(p.random_baseline, percent, 1)}"}
+        {
+            "value": (at, p.random_baseline),
+            "tip": Message(
+                "{name}, drawn at random: {value}", name=p.name, value=_value_text(p.random_baseline, percent, 1)
+            ),
+        }
         for at, p in enumerate(points)
         if p.random_baseline is not None
     ]
@@ -165,14 +169,15 @@ def _intervals(points: Sequence[CurvePoint]) -> Option:
 
 def _marks(points: Sequence[CurvePoint], decision: str, percent: bool, lowest: float) -> Option:
     symbol, style = _SYMBOLS.get(decision, _SYMBOLS["baseline"])
-    name = DECISION_NAMES.get(decision, decision)
+    name = DECISION_NAMES.get(decision) or decision
     # The champion's line runs above a refused candidate, whose label goes below it.
     below = decision in ("refuse", "rollback")
     data = []
     for at, point in enumerate(points):
         if point.decision == decision:
             text = _value_text(point.value, percent, 1)
-            tip = f"{point.name}: {text}, {name}" + (f", {point.gain}" if point.gain else "")
+            value = Message("{name}: {value}", name=point.name, value=text)
+            tip = Message.joined(", ", filter(None, (value, name, point.gain)))
             beside = below and point.value > lowest
             label = {"position": "bottom" if beside else "top"}
             data.append({"value": (at, point.value), "text": text, "tip": tip, "label": label})
@@ -190,10 +195,9 @@ def _marks(points: Sequence[CurvePoint], decision: str, percent: bool, lowest: f
 
 
 def _row(point: CurvePoint, percent: bool, has_random: bool) -> tuple[str, ...]:
-    champions = ", then ".join(
-        "unknown" if value is None else _value_text(value, percent, 1) for value in point.champions
-    )
-    decision = DECISION_NAMES.get(point.decision, point.decision)
+    values = (Message("unknown") if value is None else _value_text(value, percent, 1) for value in point.champions)
+    champions = Message.joined(", then ", values)
+    decision = DECISION_NAMES.get(point.decision) or point.decision
     row = (point.name, _value_text(point.value, percent, 1), decision, point.gain, champions)
     random = "" if point.random_baseline is None else _value_text(point.random_baseline, percent, 1)
     return (*row, random) if has_random else row
@@ -223,11 +227,14 @@ def expectations(rows: Sequence[Expectation], title: str, show: Formatter) -> Ch
     Returns:
         None without rows.
     """
-    names = ("expected, with its interval", "achieved")
-    outcomes = ["not achieved yet" if row.achieved is None else f"achieved {show(row.achieved)}" for row in rows]
-    tips = [
-        f"{row.name}: expected {_interval_text(row, show)}; {text}" for row, text in zip(rows, outcomes, strict=True)
-    ]
+    names = (Message("expected, with its interval"), Message("achieved"))
+    tips = []
+    for row in rows:
+        template = "{name}: expected {expected}; achieved {achieved}"
+        if row.achieved is None:
+            template = "{name}: expected {expected}; not achieved yet"
+        achieved_text = "" if row.achieved is None else show(row.achieved)
+        tips.append(Message(template, name=row.name, expected=_interval_text(row, show), achieved=achieved_text))
     labels = [show(row.expected) + (f" → {show(row.achieved)}" if row.achieved is not None else "") for row in rows]
     table = [(*_interval_row(row, show), show(row.achieved) if row.achieved is not None else "–") for row in rows]
     drawn = _interval_series(rows, tips, names[0])
@@ -239,8 +246,8 @@ def expectations(rows: Sequence[Expectation], title: str, show: Formatter) -> Ch
     drawn[-1]["itemStyle"] = style
     values = [row.achieved for row in rows if row.achieved is not None]
     option = _interval_option(rows, values, drawn, labels, show) | {"legend": {"data": list(names)}}
-    columns = ("", "expected", "interval", "achieved")
-    return Chart(title, option, 34 * len(rows) + 30, columns, table, fixed_names=True) if rows else None
+    columns = ("", Message("expected"), Message("interval"), Message("achieved"))
+    return Chart(title, option, 34 * len(rows) + 30, columns, table) if rows else None
 
 
 def intervals(rows: Sequence[Expectation], title: str, columns: tuple[str, str, str], show: Formatter) -> Chart | None:
@@ -253,19 +260,21 @@ def intervals(rows: Sequence[Expectation], title: str, columns: tuple[str, str, 
     Returns:
         None without rows.
     """
-    tips = [f"{row.name}: {_interval_text(row, show)}" for row in rows]
+    tips = [Message("{name}: {value}", name=row.name, value=_interval_text(row, show)) for row in rows]
     drawn = _interval_series(rows, tips, columns[1])
     option = _interval_option(rows, [], drawn, [show(row.expected) for row in rows], show)
     table = [_interval_row(row, show) for row in rows]
     return Chart(title, option, 34 * len(rows) + 30, columns, table) if rows else None
 
 
-def _interval_text(row: Expectation, show: Formatter) -> str:
-    return f"{show(row.expected)}, {show(row.low)} to {show(row.high)}"
+def _interval_text(row: Expectation, show: Formatter) -> Message:
+    values = {"value": show(row.expected), "low": show(row.low), "high": show(row.high)}
+    return Message("{value}, {low} to {high}", **values)
 
 
 def _interval_row(row: Expectation, show: Formatter) -> tuple[str, str, str]:
-    return row.name, show(row.expected), f"{show(row.low)} to {show(row.high)}"
+    interval = Message("{low} to {high}", low=show(row.low), high=show(row.high))
+    return row.name, show(row.expected), interval
 
 
 def _interval_series(rows: Sequence[Expectation], tips: Sequence[str], name: str) -> list[Option]:

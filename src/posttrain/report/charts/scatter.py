@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from posttrain.report.charts.chart import Chart, Option
+from posttrain.store.message import Message
 
 Points = npt.NDArray[np.floating]
 
@@ -82,4 +83,4 @@ def scatter(layers: Sequence[ScatterLayer], title: str, *, height: int = 440) ->
         "series": series,
     }
     table = [(layer.name, f"{len(layer.points):,}") for layer in filled]
-    return Chart(title, option, height, ("", "points"), table, equal=True)
+    return Chart(title, option, height, ("", Message("points")), table, equal=True)

@@ -1,57 +1,52 @@
 """The section of the merge page about what the merged model kept: by task, of the base, and beyond its models."""
 
 import math
-from dataclasses import dataclass
 
 from posttrain.evaluate.bootstrap import RatioInterval
 from posttrain.evaluate.latency import PERCENTILES
 from posttrain.report.charts.bars import bars
 from posttrain.report.charts.chart import Chart
 from posttrain.report.formatting import metric_name
+from posttrain.report.section import Block, Pairs, Section, Table, Text, blocks
 from posttrain.tune.merges.validation import MERGED, SuiteValidation, Validation
-from posttrain.web.page import Table
+
+_GAINS = (
+    "Above 0 with its whole interval, the merge can do what none of its models can: on a suite that several were "
+    "trained for, their skills combine. The best model is chosen on the same records, which is to the merge's "
+    "disadvantage."
+)
 
 
-@dataclass(frozen=True)
-class ValidationView:
-    """The tables and the chart of the section; tables without rows are left out.
-
-    Attributes:
-        headline: names and numbers of all suites together.
-        chart: what was kept on each suite.
-        tasks: suites that a model was trained for.
-        others: suites that none was trained for, relative to the base.
-        gains: merged minus best single model on every suite.
-        latency: seconds of single requests.
-        precision: that all models were measured in.
-    """
-
-    headline: tuple[tuple[str, str], ...]
-    chart: Chart | None
-    tasks: Table
-    others: Table
-    gains: Table
-    latency: Table
-    precision: str
-
-
-def validation_view(validation: Validation) -> ValidationView:
-    """Returns what the page shows of a validation."""
+def validation_section(validation: Validation) -> Section:
+    """Shows what the merged model kept on suites that a model was trained for, and on others relative to the base."""
     suites = validation.suites
     tasks = {name: suite for name, suite in suites.items() if suite.specialists}
     others = {name: suite for name, suite in suites.items() if not suite.specialists}
-    return ValidationView(
-        headline=_headline(validation),
-        chart=_chart(validation),
-        tasks=_kept(tasks, "specialist"),
-        others=_kept(others, "of"),
-        gains=_gains(validation),
-        latency=_latency(validation),
-        precision=validation.precision,
+    caption = (
+        f"What the merged model kept, on the same records as all others, in {validation.precision}. A suite that a "
+        "model was trained for compares the merged model with that specialist; any other compares it with the base, "
+        "which tells what capability was preserved. Intervals are paired bootstraps."
+    )
+    chart = _chart(validation)
+    return Section(
+        "Validation",
+        blocks(
+            Text(caption, "caption"),
+            Pairs(_headline(validation)),
+            (Text("Share of the score that was kept", "heading"), chart) if chart else None,
+            _titled(_kept("Retention by task", tasks, "specialist")),
+            _titled(_kept("Capability preserved", others, "of")),
+            _titled(_gains(validation), _GAINS),
+            _titled(_latency(validation), "Single requests, timed side by side."),
+        ),
     )
 
 
-def _headline(validation: Validation) -> tuple[tuple[str, str], ...]:
+def _titled(table: Table, note: str = "") -> list[Block]:
+    return blocks(Text(table.name, "heading"), Text(note, "note"), table) if table.rows else []
+
+
+def _headline(validation: Validation) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     for name, kept in (("specialists", validation.average_retention), ("base", validation.preservation)):
         if kept:
@@ -61,7 +56,7 @@ def _headline(validation: Validation) -> tuple[tuple[str, str], ...]:
     if latency := validation.latency:
         times = ", ".join(f"{name} {1000 * values['latency_p50']:.1f} ms" for name, values in latency.items())
         pairs.append(("median latency", times))
-    return tuple(pairs)
+    return pairs
 
 
 def _chart(validation: Validation) -> Chart | None:
@@ -72,7 +67,7 @@ def _chart(validation: Validation) -> Chart | None:
     return bars(rows, "Share of the score that the merge kept", full=max(1.0, most), columns=("suite", "kept"))
 
 
-def _kept(suites: dict[str, SuiteValidation], reference: str) -> Table:
+def _kept(title: str, suites: dict[str, SuiteValidation], reference: str) -> Table:
     rows: list[tuple[str, ...]] = []
     for name, suite in suites.items():
         model, kept = suite.retention_of, suite.retention
@@ -88,7 +83,8 @@ def _kept(suites: dict[str, SuiteValidation], reference: str) -> Table:
                 _interval(kept) if kept else "–",
             )
         )
-    return ("suite", "metric", "records", reference, "its score", "merged", "kept", "95% interval"), rows
+    columns = ("suite", "metric", "records", reference, "its score", "merged", "kept", "95% interval")
+    return Table(columns, rows, name=title)
 
 
 def _gains(validation: Validation) -> Table:
@@ -106,7 +102,8 @@ def _gains(validation: Validation) -> Table:
                 "yes" if suite.emerged else "no",
             )
         )
-    return ("suite", "trained for it", "best model", "merged", "gain", "95% interval", "better than all"), rows
+    columns = ("suite", "trained for it", "best model", "merged", "gain", "95% interval", "better than all")
+    return Table(columns, rows, name="Gain over the best single model")
 
 
 def _latency(validation: Validation) -> Table:
@@ -114,7 +111,7 @@ def _latency(validation: Validation) -> Table:
         (name, *(f"{1000 * values[each]:.1f} ms" for each in PERCENTILES), f"{values['n']:g}")
         for name, values in (validation.latency or {}).items()
     ]
-    return ("model", *map(metric_name, PERCENTILES), "prompts"), rows
+    return Table(("model", *map(metric_name, PERCENTILES), "prompts"), rows, name="Latency")
 
 
 def _share(value: float) -> str:

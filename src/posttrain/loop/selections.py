@@ -1,4 +1,4 @@
-"""Reads the rounds' batches from the artifacts, as the report shows them."""
+"""Reads the batches of the rounds: which records were chosen, why, and where they lie."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,14 +11,17 @@ import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
 from posttrain.data.versions.version import Version
+from posttrain.loop.gain import STAGE as GAIN
 from posttrain.loop.gain import current_estimate
 from posttrain.loop.model_registry import ModelRegistry
+from posttrain.loop.record import LoopRecord, RoundRecord
 from posttrain.loop.score_files import BATCH, LABELS, MAP, SCORED_LATER, SCORES
 from posttrain.loop.state import RoundState
 from posttrain.models.task import record_turns
 from posttrain.report.charts.curve import FloatArray
 from posttrain.report.charts.scatter import Points
 from posttrain.store.errors import DamagedArtifactError
+from posttrain.store.message import Message
 from posttrain.store.rows import ArtifactRow
 from posttrain.store.workspace import Workspace
 
@@ -120,59 +123,49 @@ class Selection:
     missing: tuple[str, ...] = ()
 
 
-def read_selections(workspace: Workspace) -> tuple[Selection, ...]:
+def read_selections(loop: LoopRecord) -> list[Selection]:
     """Reads each round's batch, oldest first; of the latest also records, scores and map.
 
     Lost or damaged artifacts are named in `Selection.missing`, and raise no error.
     """
-    states = [(entry.number, RoundState.from_row(entry)) for entry in workspace.metadata.rounds()]
     batches = [
-        (number, state, row, scores)
-        for number, state in states
-        if (row := workspace.metadata.artifact(state.selection or ""))
-        and (scores := workspace.metadata.artifact(state.scores or ""))
+        (record, row, scores)
+        for record in loop.rounds
+        if (row := record.artifact(record.state.selection)) and (scores := record.artifact(record.state.scores))
     ]
-    champion = ModelRegistry(workspace).champion
+    champion = ModelRegistry(loop.workspace).champion
     in_service = champion.model_id if champion else None
     # Reading records and maps of every round would make the report of a long loop slow and large.
     latest = len(batches) - SELECTIONS_SHOWN
-    return tuple(
-        _read_selection(workspace, in_service, *batch, detailed=at >= latest) for at, batch in enumerate(batches)
-    )
+    return [_read_selection(in_service, *batch, detailed=at >= latest) for at, batch in enumerate(batches)]
 
 
 def _read_selection(
-    workspace: Workspace,
-    champion: str | None,
-    number: int,
-    state: RoundState,
-    row: ArtifactRow,
-    scores: ArtifactRow,
-    *,
-    detailed: bool,
+    champion: str | None, record: RoundRecord, row: ArtifactRow, scores: ArtifactRow, *, detailed: bool
 ) -> Selection:
+    workspace, state = record.workspace, record.state
     # The settings of the run, as the config may have changed since.
     settings = workspace.metadata.producers(row.id)[-1].config["select"]
     cold = bool(scores.meta["cold"])
     estimate = current_estimate(state, champion) or {}
     selection = Selection(
-        round=number,
-        strategy=row.meta.get("strategy") or settings["cold_start" if cold else "strategy"],
+        round=record.number,
+        strategy=row.meta["strategy"],
         records=row.meta["records"],
         scored=0 if cold else scores.meta["sampled"],
         embedded=scores.meta["sampled"] + scores.meta["unscored"],
         pool=scores.meta["pool"],
         reasons=row.meta["reasons"],
-        worst_classes=tuple(row.meta.get("worst_classes", ())),
-        gain=_read_gain(number, state, estimate),
+        worst_classes=tuple(row.meta["worst_classes"]),
+        gain=_read_gain(record.number, state, estimate),
         gain_unknown=estimate.get("unknown") or "",
-        stop_reason=(state.gain_estimate or {}).get("why_stop") or "",
+        stop_reason=(state.results.get(GAIN) or {}).get("why_stop") or "",
         calibration={name: scores.meta[name] for name in _CALIBRATION if scores.meta.get(name) is not None},
         neighbour_kappa=row.meta.get("unshared"),
     )
     if not detailed:
         return selection
-    missing = []
+    missing: list[str] = []
     values: dict[str, float] = {}
     try:
         table = parquet.read_table(workspace.artifacts.path(scores.id) / SCORES)
@@ -180,15 +173,17 @@ def _read_selection(
         values = _column_by_id(table, name)
         selection = replace(selection, score=name, scores=_as_array(values))
         if cold:
-            missing.append("There are no scores: no model had been trained yet, so what it is unsure of says nothing.")
+            missing.append(
+                Message("There are no scores: no model had been trained yet, so what it is unsure of says nothing.")
+            )
         elif np.isnan(selection.scores).all():
-            missing.append(f"There are no scores: {name} is no number for answers of this kind.")
+            missing.append(Message("There are no scores: {name} is not a number for answers of this kind.", name=name))
     except DamagedArtifactError as error:
-        missing.append(f"The scores cannot be read: {error}.")
+        missing.append(Message("The scores cannot be read: {error}.", error=error))
     try:
         folder = workspace.artifacts.path(row.id)
     except DamagedArtifactError as error:
-        return replace(selection, missing=(*missing, f"The batch cannot be read: {error}."))
+        return replace(selection, missing=(*missing, Message("The batch cannot be read: {error}.", error=error)))
     batch = parquet.read_table(folder / BATCH).sort_by("rank")
     pool_map = _read_map(folder / MAP)
     inputs: dict[str, tuple[str, str]] = {}
@@ -197,7 +192,7 @@ def _read_selection(
         inputs = _read_inputs(workspace, state.id("queried_pool"), batch["id"])
         answers = _read_answers(workspace, state.labelled)
     except DamagedArtifactError as error:
-        missing.append(f"The records cannot be read: {error}.")
+        missing.append(Message("The records cannot be read: {error}.", error=error))
     # The batch itself keeps the entropy if the score table is lost.
     if not values:
         values = _column_by_id(batch, "uncertainty")
@@ -286,6 +281,6 @@ def _chosen_record(
         predicted=row["predicted"],
         label=answers.get(input_id),
         input=text,
-        why=row.get("why") or "",
+        why=row["why"] or "",
         inclusion=row.get("inclusion"),
     )

@@ -27,7 +27,6 @@ from posttrain.tune.report.trial_charts import (
     trial_points,
 )
 from posttrain.tune.trial import Trial, TrialState, best_trial
-from posttrain.web.page import Table
 
 _HISTORY = 1000  # points of a history
 _SLICES, _FEWEST = 6000, 50  # points of all slices, and of each at the least
@@ -40,7 +39,7 @@ _LETTERS = 14  # of a choice on an axis
 
 
 @dataclass(frozen=True)
-class StudyView:
+class StudyCharts:
     """A study as charts.
 
     Args:
@@ -48,7 +47,7 @@ class StudyView:
         curves: learning curves; None where no trial has reported a value.
         slices: a chart for each setting.
         parallel: parallel coordinates.
-        importance: fANOVA and PED-ANOVA, with their names.
+        importance: fANOVA and PED-ANOVA, where there is something to draw.
         notes: by section, a sentence on what is not drawn; empty where all is.
     """
 
@@ -56,14 +55,14 @@ class StudyView:
     curves: Chart | None
     slices: tuple[Chart, ...]
     parallel: Chart | None
-    importance: tuple[tuple[str, Chart | None], ...]
+    importance: tuple[Chart, ...]
     notes: Mapping[str, str]
 
 
-def study_view(
+def study_charts(
     goal: Goal, trials: Sequence[Trial], events: Sequence[Event], importance: Importance, detail: float = 1.0
-) -> StudyView:
-    """Builds the charts.
+) -> StudyCharts:
+    """Draws the charts.
 
     Args:
         goal: what the study searches; of several objectives one, with its values alone (`with_objective`).
@@ -83,14 +82,18 @@ def study_view(
     if len(names) > _AXES:
         left_out = f"The {_AXES} most important of {len(names)} settings are drawn, without {', '.join(names[_AXES:])}."
         lines_note = f"{lines_note} {left_out}".strip()
-    return StudyView(
+    return StudyCharts(
         history,
         curves,
         tuple(chart for chart in slices if chart),
         _parallel(goal, trials, values, lines, names[:_AXES]),
-        (
-            ("fANOVA", _shares(importance.shares, "Share of the differences that a setting alone explains (fANOVA)")),
-            ("PED-ANOVA", _shares(importance.top_shares, "What sets the best trials apart (PED-ANOVA)")),
+        tuple(
+            chart
+            for shares, title in (
+                (importance.shares, "Share of the differences that a setting alone explains (fANOVA)"),
+                (importance.top_shares, "What sets the best trials apart (PED-ANOVA)"),
+            )
+            if (chart := _shares(shares, title))
         ),
         {"history": history_note, "curves": curves_note, "slices": slices_note, "parallel": lines_note},
     )
@@ -290,7 +293,7 @@ def _slice(
 
 def _slice_table(
     name: str, parameter: Parameter, trials: Sequence[Trial], values: Mapping[int, float], measure: Measure
-) -> Table:
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Returns the number, the best and the median of all trials with each value, or in each fifth of the range."""
     groups: dict[str, list[float]] = {}
     if isinstance(parameter, Choice) or (isinstance(parameter, Int) and parameter.high - parameter.low < _BINS):
@@ -372,4 +375,5 @@ def _parallel(
 
 def _shares(shares: Mapping[str, float], title: str) -> Chart | None:
     rows = [(name, max(share, 0.0), percent_text(share)) for name, share in shares.items()]
-    return bars(rows, title, full=1.0, columns=("setting", "share"))
+    chart = bars(rows, title, full=1.0, columns=("setting", "share"))
+    return chart and replace(chart, heading=title)

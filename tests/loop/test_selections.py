@@ -1,4 +1,4 @@
-"""The report's data from the rounds' selections: chosen records, reasons, and notes about missing files."""
+"""The batches of the rounds: chosen records, reasons, and notes about missing files."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -8,13 +8,14 @@ from typing import Any
 import pyarrow.parquet as parquet
 import pytest
 
+from posttrain.loop import selections
 from posttrain.loop.config import load_config
 from posttrain.loop.loop import Loop
+from posttrain.loop.record import read_rounds
+from posttrain.loop.selections import Selection
 from posttrain.store.workspace import Workspace
-from posttrain.web import selection_reader as selection
-from posttrain.web.report import render_report
-from posttrain.web.report_reader import read_report
-from posttrain.web.selection_reader import read_selections
+from posttrain.web.loop_report import report_page
+from posttrain.web.page import render_page
 
 pytestmark = pytest.mark.slow
 
@@ -41,6 +42,14 @@ def reopened_workspace(finished_loop: tuple[Workspace, Any]) -> Iterator[Workspa
     store = Workspace.open(finished_loop[0].root, load_config(finished_loop[0].root).store)
     yield store
     store.close()
+
+
+def read_selections(store: Workspace) -> list[Selection]:
+    return selections.read_selections(read_rounds(store))
+
+
+def page_of(store: Workspace) -> str:
+    return render_page(report_page(store, load_config(store.root)))
 
 
 def _artifact(store: Workspace, role: str, number: int = 2) -> Path:
@@ -89,12 +98,11 @@ def test_a_cold_round_has_a_map_and_a_note_about_missing_scores(finished_loop: t
     assert len(first.map.labelled) == 0
 
 
-def _with_outlook(monkeypatch: pytest.MonkeyPatch, store: Workspace, outlook: dict[str, Any]) -> None:
-    rounds = [
-        dataclasses.replace(entry, detail={**entry.detail, "gain_estimate": outlook}) if entry.number == 2 else entry
-        for entry in store.metadata.rounds()
-    ]
-    monkeypatch.setattr(store.metadata, "rounds", lambda: rounds)
+def _with_estimate(monkeypatch: pytest.MonkeyPatch, store: Workspace, estimate: dict[str, Any]) -> None:
+    rows = store.metadata.rounds()
+    results = {**rows[2].detail["results"], "select": estimate}
+    rows[2] = dataclasses.replace(rows[2], detail={**rows[2].detail, "results": results})
+    monkeypatch.setattr(store.metadata, "rounds", lambda: rows)
 
 
 def test_the_expected_gain_is_compared_with_the_achieved_gain(
@@ -106,7 +114,7 @@ def test_the_expected_gain_is_compared_with_the_achieved_gain(
     first, second = read_selections(store)
     assert first.gain is None, "one measurement gives no estimate"
     assert second.gain is not None
-    expected_gain = now.detail["gain_estimate"]["expected_gain"]
+    expected_gain = now.detail["results"]["select"]["expected_gain"]
     assert dataclasses.astuple(second.gain)[:5] == (
         2,
         "accuracy",
@@ -116,26 +124,29 @@ def test_the_expected_gain_is_compared_with_the_achieved_gain(
     )
     achieved = now.detail["metrics"]["accuracy"] - before.detail["metrics"]["accuracy"]
     assert second.gain.achieved == pytest.approx(achieved)
-    assert "Expected and achieved gain in accuracy, in points" in render_report(
-        read_report(store, load_config(store.root))
-    )
+    assert "Expected and achieved gain in accuracy, in points" in page_of(store)
     # With another metric there is no achieved gain; a reason to stop is shown.
-    _with_outlook(
+    _with_estimate(
         monkeypatch,
         store,
-        {"labels": 16, "expected_gain": {**expected_gain, "metric": "token_f1"}, "why_stop": "champions answer alike"},
+        {
+            "labels": 16,
+            "agreements": [],
+            "expected_gain": {**expected_gain, "metric": "token_f1"},
+            "why_stop": "champions answer alike",
+        },
     )
     _, second = read_selections(store)
     assert second.gain is not None
     assert second.gain.achieved is None
-    page = render_report(read_report(store, load_config(store.root)))
-    assert "More labels may no longer pay off:</strong> champions answer alike." in page
+    page = page_of(store)
+    assert "More labels may no longer pay off: champions answer alike." in page
 
 
 def test_older_rounds_are_summarised_without_reading_their_files(
     reopened_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selection, "SELECTIONS_SHOWN", 1)
+    monkeypatch.setattr(selections, "SELECTIONS_SHOWN", 1)
     first, second = read_selections(reopened_workspace)
     assert (first.records, first.chosen, first.map) == (16, (), None)
     assert len(second.chosen) == 16
@@ -158,7 +169,7 @@ def test_damaged_files_are_named_and_the_rest_is_shown(
     try:
         path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         first, second = read_selections(reopened_workspace)
-        page = render_report(read_report(reopened_workspace, load_config(reopened_workspace.root)))
+        page = page_of(reopened_workspace)
     finally:
         path.write_bytes(content)
         path.chmod(mode)
@@ -176,7 +187,7 @@ def test_a_batch_that_waits_for_labels_is_shown(small: Callable[..., Path]) -> N
     store = Workspace.create(root, load_config(root).store)
     Loop(store, load_config(root)).run()
     (waiting,) = read_selections(store)
-    page = render_report(read_report(store, load_config(root)))
+    page = page_of(store)
     store.close()
     assert (len(waiting.chosen), {record.label for record in waiting.chosen}, waiting.gain) == (12, {None}, None)
     assert all(record.input for record in waiting.chosen)

@@ -1,7 +1,6 @@
 """Charts and tables of the drift between two dataset versions."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,55 +18,84 @@ from posttrain.report.charts.bars import bars, paired_bars
 from posttrain.report.charts.chart import Chart
 from posttrain.report.charts.histogram import histogram
 from posttrain.report.formatting import number_text, percent_text, reason_text, signed_text
-from posttrain.web.page import Table
+from posttrain.report.section import Block, Fold, Section, Table, Text, blocks
 
-_NUMBERS, _CHANGED, _NGRAMS, _PERMUTATION_BINS = 20, 15, 15, 30
+_NUMBERS, _CHANGED, _CHANGES, _PERMUTATION_BINS = 20, 15, 15, 30
 _NAMES = ("older version", "newer version")
 
+_STABILITY = (
+    "Population stability index over the older version's tenths. Lines mark 0.1 and 0.25, the thresholds of credit "
+    "scoring for a moderate and a large change (Siddiqi 2006). Changes that chance explains (p ≥ 0.01) are called "
+    "stable."
+)
+_DIVERGENCE = (
+    "Jensen–Shannon divergence in bits: 0 for equal shares, 1 for nothing in common. The line marks 0.01, a distance "
+    "of 0.1, the drift threshold of Evidently and NannyML."
+)
+_NGRAM_CHANGES = (
+    "Runs of 1 to 3 words whose log-odds changed significantly (|z| ≥ 3.29, Dirichlet prior of both versions; Monroe "
+    "et al. 2008), counted in a sample of each version where it is large."
+)
+_NO_NGRAM_CHANGE = "No run of 1 to 3 words appeared, vanished or became significantly more or less common."
 
-@dataclass(frozen=True)
-class DriftView:
-    """The drift between two versions as charts, tables and sentences; empty fields are not shown.
+
+def drift_section(drift: Drift, since: str) -> Section:
+    """Shows what changed.
 
     Args:
-        stability: bars of the greatest indices, ``others`` how many are not drawn, and ``moved`` the bins of those
-            that moved: name and chart.
-        divergence: bars of every set of shares, and ``shares`` those of categories: name, sentence and chart.
-        ngrams: what happened to runs of words, and a table of those.
-        inputs: a sentence and a chart of the permutation test.
+        since: name of the older version.
     """
-
-    drift: Drift
-    stability: Chart | None
-    others: int
-    moved: tuple[tuple[str, Chart | None], ...]
-    divergence: Chart | None
-    shares: tuple[tuple[str, str, Chart | None], ...]
-    ngrams: tuple[tuple[str, Table], ...]
-    inputs: tuple[str, Chart | None] | None
+    before, now = (f"{count:,}" for count in drift.records)
+    caption = f"What changed from {since} ({before} records) to this version ({now} records)."
+    left_out = reason_text(f"Not compared: {'; '.join(drift.incomparable)}.") if drift.incomparable else ""
+    parts = (_numbers(drift), _shares(drift), _inputs(drift), _words(drift))
+    verdict = Text(f"{drift.verdict}.", "verdict")
+    return Section("Drift", blocks(Text(caption, "caption"), verdict, Text(left_out, "note"), parts))
 
 
-def drift_view(drift: Drift) -> DriftView:
-    """Builds the charts, tables and sentences about a drift."""
+def _numbers(drift: Drift) -> list[Block]:
     numbers = sorted(drift.numbers, key=lambda statistic: (-statistic.index, statistic.name))
-    return DriftView(
-        drift=drift,
-        stability=_stability_bars(numbers),
-        others=max(len(numbers) - _NUMBERS, 0),
-        moved=tuple(
-            (reason_text(statistic.name), _bin_bars(statistic))
-            for statistic in numbers[:4]
-            if statistic.index >= MODERATE
-        ),
-        divergence=_divergence_bars(drift.shares),
-        shares=tuple(
-            (statistic.name, _divergence_sentence(statistic), _share_bars(statistic))
-            for statistic in drift.shares
-            if statistic.name != WORDS
-        ),
-        ngrams=tuple(_ngrams(drift)),
-        inputs=(_permutation_sentence(drift.inputs), _permutation_chart(drift.inputs)) if drift.inputs else None,
+    chart = _stability_bars(numbers)
+    if chart is None:
+        return []
+    others = len(numbers) - _NUMBERS
+    moved = [
+        (Text(f"{reason_text(statistic.name)}: shares of records", "heading"), _bin_bars(statistic))
+        for statistic in numbers[:4]
+        if statistic.index >= MODERATE
+    ]
+    rest = Text(f"{others} more numbers moved less." if others > 0 else "", "note")
+    return blocks(Text("Numbers", "heading"), Text(_STABILITY, "note"), chart, rest, moved)
+
+
+def _shares(drift: Drift) -> list[Block]:
+    chart = _divergence_bars(drift.shares)
+    if chart is None:
+        return []
+    shown = blocks(Text("Shares", "heading"), Text(_DIVERGENCE, "note"), chart)
+    for statistic in drift.shares:
+        if statistic.name != WORDS and (bars_of := _share_bars(statistic)):
+            heading = Text(f"{reason_text(statistic.name)} before and after", "heading")
+            shown += [heading, Text(f"{_divergence_sentence(statistic)}.", "note"), bars_of]
+    return shown
+
+
+def _inputs(drift: Drift) -> list[Block]:
+    if drift.inputs is None:
+        return []
+    note = (
+        f"{_permutation_sentence(drift.inputs)} Bars show random splits of the same records, the line shows the "
+        "measured value (Gretton et al. 2012)."
     )
+    return blocks(Text("Inputs", "heading"), Text(note, "note"), _permutation_chart(drift.inputs))
+
+
+def _words(drift: Drift) -> list[Block]:
+    if not drift.ngrams:
+        return []
+    folds = list(_ngrams(drift))
+    note = _NGRAM_CHANGES if folds else _NO_NGRAM_CHANGE
+    return blocks(Text("Words", "heading"), Text(note, "note"), folds)
 
 
 def _stability_bars(numbers: Sequence[PopulationStability]) -> Chart | None:
@@ -129,7 +157,9 @@ def _share_bars(divergence: Divergence) -> Chart | None:
     return paired_bars(rows, title, percent_text, names=_NAMES)
 
 
-def _ngrams(drift: Drift) -> Iterable[tuple[str, Table]]:
+def _ngrams(drift: Drift) -> Iterable[Fold]:
+    columns = ("words", "older", "newer", "ratio", "log-odds", "z")
+    shown = 0
     for part, changes in drift.ngrams.items():
         kinds = (
             (f"New in the {part}", changes.appeared),
@@ -139,8 +169,9 @@ def _ngrams(drift: Drift) -> Iterable[tuple[str, Table]]:
         )
         for title, ngram_changes in kinds:
             if ngram_changes:
-                head = ("words", "older", "newer", "ratio", "log-odds", "z")
-                yield title, (head, [_ngram_row(change) for change in ngram_changes[:_NGRAMS]])
+                rows = [_ngram_row(change) for change in ngram_changes[:_CHANGES]]
+                yield Fold(title, [Table(columns, rows, name=title)], is_open=shown < 2)
+                shown += 1
 
 
 def _ngram_row(change: NgramChange) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Reads a training step by step from its files, as the report shows it."""
+"""Reads a training step by step from its files, as reports show it."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -148,7 +148,6 @@ def _decisions(decisions: Iterable[Mapping[str, Any]]) -> tuple[TrainingDecision
 
 
 def _column(lines: Sequence[Mapping[str, Any]], key: str) -> FloatArray:
-    # Not every training takes every measure.
     values = (line.get(key) for line in lines)
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
@@ -179,7 +178,7 @@ def _read_decisions(file: Path) -> list[dict[str, Any]]:
     try:
         content = json.loads(file.read_bytes())
     except ValueError:
-        raise UserError("damaged: it is no JSON", where=str(file), fix="remove it") from None
+        raise UserError("damaged: it is not JSON", where=str(file), fix="remove it") from None
     return list(content.get("ended") or content.get("decisions", []))
 
 

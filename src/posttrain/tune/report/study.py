@@ -1,25 +1,25 @@
 """The page of a study: what mattered, what was gained, and every trial's fate."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
-from typing import Any
 
 from posttrain.report.charts.bars import format_seconds
 from posttrain.report.charts.chart import truncate
 from posttrain.report.formatting import number_text, percent_text
+from posttrain.report.section import Block, Fold, Grid, Page, Pairs, Section, Table, Text, Tile, blocks
 from posttrain.tune.events import Event
 from posttrain.tune.goal import Goal
 from posttrain.tune.importance import Importance, measure_importance
 from posttrain.tune.lint import check_edges, check_space
 from posttrain.tune.losses import FEWEST
 from posttrain.tune.objectives import Objective
+from posttrain.tune.report.charts import StudyCharts, setting_text, study_charts
+from posttrain.tune.report.front import front_charts, hypervolume_chart
 from posttrain.tune.trial import Trial, TrialState, best_trial, rank, with_objective
-from posttrain.web.front_view import front_charts, hypervolume_chart
-from posttrain.web.page import PAGE_BYTES, Table, Tile, now_text, render_page, write_page
-from posttrain.web.study_view import setting_text, study_view
+
+_HISTORY = "The final or latest value of each trial, and the best of those that have finished. "
 
 _BEST = 20  # rows of the table of trials
 _ERRORS = 20  # different errors that are listed
@@ -30,10 +30,15 @@ _FIT = 0.3  # R² of the forest below which shares are no finding
 _SECOND = 0.1  # share from which the second setting is named, too
 
 
-def render_study(
-    goal: Goal, trials: Sequence[Trial], events: Sequence[Event], name: str, warm_start: Sequence[str] = ()
-) -> tuple[str, str]:
-    """Renders the page as HTML of less than 2 MB, as far as fewer points can make it so.
+def study_page(
+    goal: Goal,
+    trials: Sequence[Trial],
+    events: Sequence[Event],
+    name: str,
+    warm_start: Sequence[str] = (),
+    detail: float = 1.0,
+) -> Page:
+    """Returns the page of a study.
 
     Args:
         goal: what the study searches.
@@ -41,47 +46,52 @@ def render_study(
         events: what happened, in its order; empty of a search whose times were not kept.
         name: of the study.
         warm_start: sentences on how it was started.
-
-    Returns:
-        The page, and its first sentence.
+        detail: share of the points that are drawn where there are too many.
     """
-    parts = _split(goal, trials)
+    parts = _split(goal, trials, events, detail)
     best = goal.best_trial(trials)
     front = goal.objectives.front(trials) if len(parts) > 1 else []
     sentence = summarize(goal, trials, parts[0].importance)
     if front:
         sentence = _summarize_front(goal, trials, front, parts)
-    volume, volume_note = hypervolume_chart(goal.objectives, trials) if front else (None, "")
-    page = ""
-    for detail in (1.0, 0.5, 0.25, 0.1):
-        charts, front_note = front_charts(goal.objectives, trials, front, best, detail)
-        page = render_page(
-            "study_report.html",
-            name=name,
-            sentence=sentence,
-            headline=_headline(goal, trials, parts[0].importance, best, front),
-            warnings=_warnings(goal, best),
-            settings=[] if best is None else [(key, setting_text(value)) for key, value in best.settings.items()],
-            best=best,
-            warm_start=[f"{text[0].upper()}{text[1:]}." for text in warm_start],
-            front=front,
-            front_charts=charts,
-            notes=[note for note in (front_note, volume_note) if note],
-            volume=volume,
-            objectives=[_objective_text(item) for item in goal.objectives.items],
-            choose=goal.objectives.choose,
-            within_limits=best is None or not front or goal.objectives.meets_limits(best),
-            objective_parts=[part.render(events, detail / len(parts)) for part in parts],
-            unvalued=_unvalued(trials),
-            timed=bool(events) or not trials,
-            trials=_best_trials(goal, trials, front),
-            states=_states(trials),
-            errors=_errors(trials),
-            created=now_text(),
-        )
-        if len(page.encode("utf-8", "replace")) < PAGE_BYTES:
-            break
-    return page, sentence
+    unvalued = [trial for trial in trials if trial.latest is None]
+    remarks = "" if events or not trials else "What the trials of a round's search took is not kept. "
+    remarks = remarks or "Seconds are those that the study was worked on, as its budget counts them. "
+    if unvalued:
+        count = _count(len(unvalued), "trial")
+        remarks += f" Not drawn: {count} without a value ({_states_text(unvalued)})."
+    sections = [
+        _result_section(goal, best, front, warm_start, _warnings(goal, best)),
+        *([_front_section(goal, trials, front, best, detail)] if len(parts) > 1 else []),
+        _section("History", parts, lambda part: part.charts.history, f"{_HISTORY}{{note}} {remarks}", "history"),
+        *([_curves_section(parts)] if any(part.charts.curves for part in parts) else []),
+        _importance_section(parts),
+        _section(
+            "Settings",
+            parts,
+            lambda part: [Grid(part.charts.slices)] if part.charts.slices else [],
+            "Each setting alone, over {compared}, the most important first. {note}",
+            "slices",
+        ),
+        _section(
+            "Combinations",
+            parts,
+            lambda part: [part.charts.parallel] if part.charts.parallel else [],
+            "A line for each trial, over {compared}; drag along an axis to select. {note}",
+            "parallel",
+        ),
+        _trials_section(goal, trials, front),
+    ]
+    headline = _headline(goal, trials, parts[0].importance, best, front)
+    return Page(f"Study {name}", "tune", sentence, headline, sections)
+
+
+def search_fold(name: str, goal: Goal, trials: Sequence[Trial], detail: float, *, is_open: bool) -> Fold:
+    """Returns a round's search, folded: its history, its curves, and which settings mattered."""
+    (part,) = _split(goal, trials, (), detail)
+    charts = part.charts
+    shown = blocks(Text(summarize(goal, trials, part.importance)), charts.history, charts.curves, charts.importance)
+    return Fold(name, shown, remark=_count(len(trials), "trial"), is_open=is_open)
 
 
 @dataclass(frozen=True)
@@ -92,48 +102,128 @@ class _ObjectiveReport:
         goal: of it.
         trials: with the values of the objective.
         importance: of the settings for it.
+        charts: of it.
     """
 
     goal: Goal
     trials: Sequence[Trial]
     importance: Importance
-
-    def render(self, events: Sequence[Event], detail: float) -> dict[str, Any]:
-        """Returns what the template shows of the objective."""
-        importance = self.importance
-        return {
-            "name": self.goal.objective,
-            "view": study_view(self.goal, self.trials, events, importance, detail),
-            "compared": _values_text(importance),
-            "left_out": _left_out(self.goal, self.trials, importance),
-            "importance": importance,
-            "interactions": percent_text(max(0.0, 1 - sum(importance.shares.values()))),
-            "fit": f"{importance.fit:.2f}",
-        }
+    charts: StudyCharts
 
 
-def _split(goal: Goal, trials: Sequence[Trial]) -> list[_ObjectiveReport]:
+def _section(
+    title: str,
+    parts: Sequence[_ObjectiveReport],
+    draw: Callable[[_ObjectiveReport], Sequence[Block]],
+    caption: str,
+    note: str,
+) -> Section:
+    """Returns a section with the charts of each objective, under its name where there are several.
+
+    Args:
+        caption: Where ``{compared}`` stands for the values that are compared, and ``{note}`` for what is not drawn.
+        note: Name of that note.
+    """
+    shown: list[Block] = []
+    for number, part in enumerate(parts):
+        if drawn := draw(part):
+            text = caption.format(compared=_values_text(part.importance), note=part.charts.notes[note])
+            heading = Text(part.goal.objective if len(parts) > 1 else "", "heading")
+            shown += blocks(heading, Text(text, "note" if number else "caption"), drawn)
+    return Section(title, shown, "No trial has a value yet.")
+
+
+def _result_section(
+    goal: Goal, best: Trial | None, front: Sequence[Trial], warm_start: Sequence[str], warnings: Sequence[str]
+) -> Section:
+    if best is None:
+        return Section("Result", [], "No trial has a value yet.")
+    caption = f"The settings of the best trial, number {best.number}"
+    if front:
+        missed = "" if goal.objectives.meets_limits(best) else "; no trial meets the limits"
+        caption = (
+            f"The settings of trial {best.number}, which the rule {goal.objectives.choose} takes of the front{missed}"
+        )
+        caption += ". The folder front has a config of each of its trials"
+    elif best.state is not TrialState.FINISHED:
+        caption += f", which is {best.state} at step {best.step}"
+    shown = [Text(f"{caption}.", "caption"), *(Text(text, "sentence") for text in warm_start)]
+    pairs = Pairs([(key, setting_text(value)) for key, value in best.settings.items()])
+    return Section("Result", [*shown, *(Text(text, "sentence") for text in warnings), pairs])
+
+
+def _front_section(
+    goal: Goal, trials: Sequence[Trial], front: Sequence[Trial], best: Trial | None, detail: float
+) -> Section:
+    if not front:
+        return Section("Front", [], "No trial has finished yet.")
+    charts, front_note = front_charts(goal.objectives, trials, front, best, detail)
+    volume, volume_note = hypervolume_chart(goal.objectives, trials)
+    objectives = ", ".join(_objective_text(item) for item in goal.objectives.items)
+    caption = (
+        f"Finished trials, by {objectives}. A trial is on the front if no other is as good in every objective and "
+        f"better in one. {front_note} {volume_note}"
+    )
+    return Section("Front", blocks(Text(caption, "caption"), charts, volume))
+
+
+def _curves_section(parts: Sequence[_ObjectiveReport]) -> Section:
+    drawn = [part.charts for part in parts if part.charts.curves]
+    caption = (
+        "The values that trials have reported. The shape at the end of a curve says whether its trial finished, was "
+        f"stopped, is paused and may continue, runs, or failed. {drawn[0].notes['curves']}"
+    )
+    return Section("Curves", blocks(Text(caption, "caption"), (charts.curves for charts in drawn)))
+
+
+def _importance_section(parts: Sequence[_ObjectiveReport]) -> Section:
+    shown: list[Block] = []
+    for part in parts:
+        importance = part.importance
+        if not importance.count:
+            continue
+        together = percent_text(max(0.0, 1 - sum(importance.shares.values())))
+        caption = (
+            f"Over {_values_text(importance)}. fANOVA: the share of the variance over the whole space that a setting "
+            f"alone explains; {together} is left for settings together. The random forest behind it has R² "
+            f"{importance.fit:.2f} for trials that it has not seen: near 1 the shares can be relied on, near 0 they "
+            f"are noise. PED-ANOVA: how much the settings of the best {importance.top} trials differ from those of "
+            "all; it sums to 100%, and counts conditional settings."
+        )
+        nothing = (
+            "" if importance.top_shares else "PED-ANOVA tells nothing: the best trials do not differ from the others."
+        )
+        shown += blocks(
+            Text(part.goal.objective if len(parts) > 1 else "", "heading"),
+            Text(caption, "note" if shown else "caption"),
+            (Text(line, "note") for line in _left_out(part.goal, part.trials, importance)),
+            part.charts.importance,
+            Text(nothing, "note"),
+        )
+    return Section("Importance", shown, "There are too few different values to compare settings by.")
+
+
+def _trials_section(goal: Goal, trials: Sequence[Trial], front: Sequence[Trial]) -> Section:
+    if not trials:
+        return Section("Trials", [], "No trial has been started.")
+    best, (errors, note) = _best_trials(goal, trials, front), _errors(trials)
+    order = "those of the front first, then finished ones" if front else "finished ones first"
+    caption = f"The best {len(best.rows)}: {order}, then those that came furthest. All are in trials.jsonl."
+    ends = (Text("How trials ended", "heading"), _states(trials))
+    failed = (Text("Errors", "heading"), errors, Text(note, "note")) if errors.rows else None
+    return Section("Trials", blocks(Text(caption, "caption"), best, ends, failed))
+
+
+def _split(goal: Goal, trials: Sequence[Trial], events: Sequence[Event], detail: float) -> list[_ObjectiveReport]:
     """Returns the study of each objective."""
     parts = []
     for index, objective in enumerate(goal.objectives.items):
         values = [with_objective(trial, index) for trial in trials] if len(goal.objectives) > 1 else trials
         importance = measure_importance(goal.space, values, maximize=objective.maximize)
         single = Goal(objective.name, objective.maximize, goal.space, goal.identity)
-        parts.append(_ObjectiveReport(single, values, importance))
+        charts = study_charts(single, values, events, importance, detail / len(goal.objectives.items))
+        parts.append(_ObjectiveReport(single, values, importance, charts))
     return parts
-
-
-def write_study(
-    path: Path, goal: Goal, trials: Sequence[Trial], events: Sequence[Event], name: str, warm_start: Sequence[str] = ()
-) -> str:
-    """Writes the page atomically to ``path``, whose folder exists, and returns its first sentence.
-
-    Raises:
-        UserError: the disk refused.
-    """
-    page, sentence = render_study(goal, trials, events, name, warm_start)
-    write_page(path, page)
-    return sentence
 
 
 def summarize(goal: Goal, trials: Sequence[Trial], importance: Importance) -> str:
@@ -232,19 +322,12 @@ def _headline(
 def _warnings(goal: Goal, best: Trial | None) -> list[str]:
     if best is None:
         return []
-    warnings = [*check_edges(goal.space, best), *check_space(goal.space)]
-    texts = [warning.replace("`", "") for warning in warnings]
-    return [f"{text[0].upper()}{text[1:]}." for text in texts]
+    return [warning.replace("`", "") for warning in [*check_edges(goal.space, best), *check_space(goal.space)]]
 
 
 def _values_text(importance: Importance) -> str:
     step = importance.compared.step
     return "the final values of finished trials" if step is None else f"the values at step {step:,}"
-
-
-def _unvalued(trials: Sequence[Trial]) -> str:
-    missing = [trial for trial in trials if trial.latest is None]
-    return f"Not drawn: {_count(len(missing), 'trial')} without a value ({_states_text(missing)})." if missing else ""
 
 
 def _left_out(goal: Goal, trials: Sequence[Trial], importance: Importance) -> list[str]:
@@ -292,7 +375,8 @@ def _best_trials(goal: Goal, trials: Sequence[Trial], front: Sequence[Trial]) ->
         )
         for trial in ranked[:_BEST]
     ]
-    return ("trial", "state", *objectives.names, "step", "time", "tokens", *names), rows
+    columns = ("trial", "state", *objectives.names, "step", "time", "tokens", *names)
+    return Table(columns, rows, name="The best trials")
 
 
 def _states(trials: Sequence[Trial]) -> Table:
@@ -302,7 +386,7 @@ def _states(trials: Sequence[Trial]) -> Table:
         if of_state:
             seconds, tokens = sum(t.seconds for t in of_state), sum(t.tokens for t in of_state)
             rows.append((str(state), f"{len(of_state):,}", format_seconds(seconds), f"{tokens:,}"))
-    return ("state", "trials", "time", "tokens"), rows
+    return Table(("state", "trials", "time", "tokens"), rows, name="How trials ended")
 
 
 def _errors(trials: Sequence[Trial]) -> tuple[Table, str]:
@@ -315,4 +399,4 @@ def _errors(trials: Sequence[Trial]) -> tuple[Table, str]:
     others = sum(counts.values()) - sum(count for _, count in counts.most_common(_ERRORS))
     rest = len(counts) - len(rows)
     note = f"trials.jsonl has {_count(rest, 'other error')}, of {_count(others, 'trial')}." if rest else ""
-    return (("error", "trials", "first"), rows), note
+    return Table(("error", "trials", "first"), rows, name="Errors", style="cards"), note

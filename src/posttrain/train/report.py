@@ -1,0 +1,294 @@
+"""The report of a training: its curves, what the monitor detected, and its steps in numbers."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from posttrain.report.charts.bars import format_seconds, stacked_bars
+from posttrain.report.charts.chart import Chart, truncate
+from posttrain.report.charts.curve import Annotation, CurveStyle, FloatArray, curve, smoothing_window
+from posttrain.report.charts.heat_map import strips
+from posttrain.report.formatting import bytes_text, number_text
+from posttrain.report.section import Block, Fold, Grid, Page, Pairs, Section, Table, Text, blocks
+from posttrain.store.message import Message
+from posttrain.train.curves import TrainingCurves, TrainingDecision
+
+_CURVE_BYTES = 300_000
+"""Approximate budget in bytes for the curves of all trainings on a page."""
+_STRIP_CELLS = 8000
+"""Cells of the heat maps of all trainings on a page."""
+_TABLE_STEPS = 14
+"""Rows of a table of steps."""
+_MAX_DECISIONS = 200
+"""Rows of the table of decisions; the rest is only counted."""
+_TRAININGS = 20
+"""Number of rounds' trainings that are drawn, the latest; earlier ones are only counted."""
+
+_KINDS = {
+    "nan": "NaN or infinity",
+    "explosion": "exploding gradient",
+    "divergence": "diverging loss",
+    "plateau": "loss plateau",
+    "dead_layers": "dead layers",
+    "no_supervised": "no supervised token",
+}
+_ACTIONS = {
+    "warn": "logged a warning",
+    "skip": "skipped this batch",
+    "rollback": "rolled back to the last good checkpoint and skipped this data",
+    "lower_rate": "lowered the learning rate",
+    "stop": "stopped the training",
+}
+_DECISIONS = Message("Problems that the monitor detected, and its actions.")
+_NO_PROBLEM = Message("The monitor detected no problem.")
+_LAYERS = Message(
+    "The gradient norm of each layer over the steps: darker is larger. A strip that stays paler than the others learns "
+    "next to nothing."
+)
+_TIME = Message("The time of all steps by phase. `posttrain train --profile` shows more detail.")
+_NUMBERS = Message("The curves as tables: some of the steps, evenly spaced.")
+_SETTINGS = Message("The main settings; `config.yaml` has all of them.")
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.3g}%"
+
+
+MEASURES: tuple[tuple[str, str, CurveStyle], ...] = (
+    ("loss", Message("loss"), CurveStyle(number_text, zero=False)),
+    ("grad_norm", Message("gradient norm"), CurveStyle(number_text)),
+    ("lr", Message("learning rate"), CurveStyle(number_text, mean=False)),
+    ("update_ratio", Message("update to weight ratio"), CurveStyle(number_text)),
+    ("tokens_per_second", Message("tokens a second"), CurveStyle(number_text)),
+    ("mfu", Message("model FLOP utilisation"), CurveStyle(_percent, unit=(100, "%"))),
+    ("memory_bytes", Message("memory"), CurveStyle(bytes_text, mean=False, unit=(1e-6, " MB"))),
+    ("data_wait", Message("time spent waiting for data"), CurveStyle(_percent, unit=(100, "%"))),
+    ("loss_scale", Message("loss scale"), CurveStyle(number_text, mean=False)),
+)
+"""Name in the metrics file, title on the page, and style of each curve."""
+
+
+def training_page(training: TrainingCurves) -> Page:
+    """Returns the page of one training."""
+    settings = training.settings
+    sentence = "{model} on {data}".format(**settings) if {"model", "data"} <= settings.keys() else ""
+    return Page(training.name, "training", sentence, headline(training), training_sections(training))
+
+
+def training_sections(training: TrainingCurves) -> list[Section]:
+    """Returns the sections of a page on one training."""
+    caption = Message("The measurements of each optimiser step. {lines}", lines=_lines_sentence(training))
+    if training.decisions:
+        text = "{caption} Numbered lines are the monitor's decisions, listed below."
+        caption = Message(text, caption=caption)
+    settings = [(Message(name), value) for name, value in training.settings.items()]
+    sections = [
+        Section.of(Message("Curves"), caption, _curves(training)),
+        Section.of(Message("Decisions"), _DECISIONS, _decisions(training) or Text(_NO_PROBLEM, "empty")),
+        Section.of(Message("Layers"), _LAYERS, layer_chart(training)),
+        Section.of(Message("Time"), _TIME, time_chart(training)),
+        Section.of(Message("Numbers"), _NUMBERS, _numbers(training)),
+        Section.of(Message("Settings"), _SETTINGS, Pairs(settings)),
+    ]
+    return [section for section in sections if section.blocks]
+
+
+def trainings_section(trainings: Mapping[int, TrainingCurves | None], detail: float = 1.0) -> Section:
+    """Shows the training of each round, the latest ones drawn.
+
+    Args:
+        trainings: By round; None where nothing was recorded.
+        detail: 1 for curves as fine as a page has room for, less for coarser ones.
+    """
+    drawn = [(number, training) for number, training in trainings.items() if training is not None]
+    latest = drawn[-_TRAININGS:]
+    captions = [
+        Message("The measurements of each optimiser step of each round, and what the monitor detected and did.")
+    ]
+    if undrawn := len(drawn) - len(latest):
+        captions.append(Message("The {count} earliest rounds are not drawn.", count=undrawn))
+    lost = [number for number, training in trainings.items() if training is None]
+    captions += [Message("The record of round {number}'s training is not at hand.", number=number) for number in lost]
+    folds = [
+        Fold(
+            training.name,
+            training_blocks(training, len(latest) / detail),
+            remark=_remark(training),
+            is_open=training is latest[-1][1],
+        )
+        for _, training in latest
+    ]
+    empty = Message("No round has trained yet.")
+    return Section.of(Message("Training"), Message.joined(" ", captions), folds, empty=empty)
+
+
+def training_blocks(training: TrainingCurves, among: float = 1) -> list[Block]:
+    """Returns the curves, the decisions, the layers and the numbers; the more trainings a page shows, the coarser."""
+    decisions, layers = _decisions(training), layer_chart(training, among)
+    return blocks(
+        Text(_lines_sentence(training), "note"),
+        _curves(training, among),
+        (Text(Message("Decisions"), "heading"), decisions) if decisions else None,
+        (Text(Message("Layers"), "heading"), layers) if layers else None,
+        _numbers(training),
+    )
+
+
+def headline(training: TrainingCurves) -> list[tuple[str, str, str]]:
+    """Returns the headline numbers: value, name and remark."""
+    values = training.values
+    tokens, seconds = (float(np.nansum(values[key])) for key in ("tokens", "seconds"))
+    first = Message("at first {loss}", loss=number_text(_first(values["loss"])))
+    tiles: list[tuple[str, str, str]] = [(number_text(_last(values["loss"])), Message("loss"), first)]
+    seen = Message("{count} tokens", count=f"{tokens:,.0f}") if tokens else ""
+    tiles.append((f"{len(training.steps):,}", Message("steps"), seen))
+    if seconds and not np.isnan(values["tokens_per_second"]).all():
+        tiles.append((format_seconds(seconds), Message("time"), Message("all steps together")))
+        # The median, since the first step may have compiled for a minute.
+        usual = float(np.nanmedian(values["tokens_per_second"]))
+        tiles.append((number_text(usual), Message("tokens a second"), _median_mfu(values["mfu"])))
+    if not np.isnan(values["memory_bytes"]).all():
+        most = bytes_text(float(np.nanmax(values["memory_bytes"])))
+        tiles.append((most, Message("memory"), Message("at most")))
+    count = len(training.decisions)
+    tiles.append((f"{count}", Message("decisions" if count != 1 else "decision"), Message("by the monitor")))
+    return tiles
+
+
+def loss_chart(training: TrainingCurves, among: float = 1) -> Chart | None:
+    """Draws the loss, with a mark for each decision."""
+    (key, name, style), *_ = MEASURES
+    return _draw(training, name, training.values[key], style, among, small=False)
+
+
+def layer_chart(training: TrainingCurves, among: float = 1) -> Chart | None:
+    """Draws the gradient norm of each layer over the steps."""
+    return strips(training.steps, training.groups, Message("gradient norm by layer"), int(_STRIP_CELLS / among))
+
+
+def time_chart(training: TrainingCurves) -> Chart | None:
+    """Draws the time of all steps by phase."""
+    phases: dict[str, float] = {Message(name): seconds for name, seconds in training.phases.items()}
+    rows = [("", phases)] if phases else []
+    return stacked_bars(rows, list(phases), Message("where the time of all steps went"))
+
+
+def small_charts(training: TrainingCurves, among: float = 1) -> Grid:
+    """Draws the other measures, and what the objective measured."""
+    measures = [(title, training.values[key], style) for key, title, style in MEASURES[1:]]
+    measures += [(key, values, CurveStyle(number_text, zero=False)) for key, values in training.objective.items()]
+    charts = (_draw(training, name, values, style, among, small=True) for name, values, style in measures)
+    return Grid([chart for chart in charts if chart])
+
+
+def _draw(
+    training: TrainingCurves, name: str, values: FloatArray, style: CurveStyle, among: float, *, small: bool
+) -> Chart | None:
+    marks = [
+        Annotation(
+            decision.step,
+            number,
+            Message("{what}: {action}", what=truncate(decision.what, 120), action=_action(decision.action)),
+        )
+        for number, decision in enumerate(training.decisions, 1)
+    ]
+    buckets = _bucket_count(training, among)
+    return curve(training.steps, values, name, style, marks=marks, buckets=buckets, small=small)
+
+
+def _curves(training: TrainingCurves, among: float = 1) -> list[Block]:
+    loss = loss_chart(training, among) or Text(Message("No finite loss has been measured."), "empty")
+    return blocks(loss, small_charts(training, among))
+
+
+def _lines_sentence(training: TrainingCurves) -> Message | str:
+    window = smoothing_window(int((~np.isnan(training.values["loss"])).sum()))
+    if window == 1:
+        return ""
+    return Message("The thin line is every step, the broad one the mean over {window} steps.", window=window)
+
+
+def _remark(training: TrainingCurves) -> Message:
+    (loss, _, first), (steps, _, _), *_ = headline(training)
+    remark = Message("{steps} steps, loss {loss} ({first})", steps=steps, loss=loss, first=first)
+    count = len(training.decisions)
+    if not count:
+        return remark
+    decisions = Message("{count} decisions" if count > 1 else "{count} decision", count=count)
+    return Message.joined(", ", [remark, decisions])
+
+
+def _bucket_count(training: TrainingCurves, among: float) -> int:
+    """Returns the number of stretches a curve is downsampled to, to stay within the page's budget."""
+    # A stretch has two points of about 15 bytes, and the mean another.
+    curves = len(MEASURES) + 1 + len(training.objective)
+    return int(np.clip(_CURVE_BYTES / (among * curves * 45), 16, 320))
+
+
+def _median_mfu(values: FloatArray) -> Message | str:
+    if np.isnan(values).all():
+        return ""
+    return Message("{share} of the peak", share=_percent(float(np.nanmedian(values))))
+
+
+def _first(values: FloatArray) -> float:
+    finite = values[~np.isnan(values)]
+    return float(finite[0]) if finite.size else float("nan")
+
+
+def _last(values: FloatArray) -> float:
+    """Averages the last steps, as many as the curve's moving average."""
+    # One step's loss is noise, and the number must agree with the line drawn beside it.
+    known = values[~np.isnan(values)]
+    return float(known[-smoothing_window(len(known)) :].mean()) if known.size else float("nan")
+
+
+def _decisions(training: TrainingCurves) -> Table | None:
+    rows: list[tuple[str, ...]] = [
+        (str(number), f"{each.step:,}", Message(_KINDS.get(each.kind, each.kind)), each.what, _done_about(each))
+        for number, each in enumerate(training.decisions[:_MAX_DECISIONS], 1)
+    ]
+    if more := len(training.decisions) - len(rows):
+        rows.append(("…", "", Message("{count} more", count=f"{more:,}"), "", Message("see metrics.jsonl")))
+    columns = (Message("mark"), Message("step"), Message("what"), Message("seen"), Message("done about it"))
+    return Table(columns, rows, name=Message("Decisions"), style="cards") if rows else None
+
+
+def _done_about(decision: TrainingDecision) -> Message:
+    action = _action(decision.action)
+    return Message("{action} ({why})", action=action, why=decision.why) if decision.why else action
+
+
+def _action(name: str) -> Message:
+    return Message(_ACTIONS.get(name, name))
+
+
+def _numbers(training: TrainingCurves) -> list[Block]:
+    """Returns tables of evenly spaced steps, including the first and the last, and of the gradient norms."""
+    columns: list[tuple[str, FloatArray, Callable[[float], str]]] = [
+        (title, training.values[key], style.show)
+        for key, title, style in MEASURES
+        if not np.isnan(training.values[key]).all()
+    ]
+    columns += [(name, values, number_text) for name, values in training.objective.items()]
+    count = len(training.steps)
+    places = sorted({round(at * (count - 1) / (_TABLE_STEPS - 1)) for at in range(_TABLE_STEPS)})
+    rows = [
+        (f"{int(training.steps[at]):,}", *(_value_or_dash(values[at], show) for _, values, show in columns))
+        for at in places
+    ]
+    norms = []
+    for name, values in training.groups.items():
+        finite = values[~np.isnan(values)]
+        if finite.size:
+            numbers = (finite[0], np.median(finite), finite[-1], finite.max())
+            norms.append((name, *(number_text(float(number)) for number in numbers)))
+    titles = Message("Steps in numbers"), Message("Gradient norms in numbers")
+    step_columns = (Message("step"), *(name for name, _, _ in columns))
+    norm_columns = (Message("layers"), Message("first"), Message("median"), Message("last"), Message("largest"))
+    folds = [Fold(titles[0], [Table(step_columns, rows, name=titles[0])])]
+    return [*folds, Fold(titles[1], [Table(norm_columns, norms, name=titles[1])])] if norms else [*folds]
+
+
+def _value_or_dash(value: float, show: Callable[[float], str]) -> str:
+    return "–" if np.isnan(value) else show(float(value))
