@@ -30,7 +30,7 @@ from posttrain.train.objectives.base import ObjectiveInputs
 from posttrain.train.objectives.build import build_objective, load_model
 from posttrain.train.optim.config import SurgeryConfig
 from posttrain.train.pruning import pruned_base, pruning_report
-from posttrain.train.rank_gates import cut_adapter, gate_ranks
+from posttrain.train.rank_gates import RankGates, cut_adapter, gate_ranks
 from posttrain.train.shape import check_trained_shape
 from posttrain.train.trainer import Trainer
 from posttrain.train.training_set import read_training_set
@@ -131,21 +131,21 @@ def train(
         kinds={name: np.repeat(kinds, units_per_record).tolist() for name, kinds in data.kinds.items()},
         difficulties=None if data.difficulties is None else np.repeat(data.difficulties, units_per_record),
         profile=profile,
-        callbacks=callbacks,
+        callbacks=callbacks or CallbackList(),
     )
     try:
         steps = trainer.train()
     except TrainingStopped:
         # Now, as the trainer has given the model back as it was loaded, without what it attaches for training.
         if callbacks:
-            gates = trainer.state.gates
+            gates = _rank_gates(trainer)
             with gates.fixed() if gates else nullcontext():
                 callbacks.on_stop(lm)
         raise
     skipped = sum(step.update_ratio is None for step in steps)
     _check_trained(lm, len(steps), skipped, config)
     ranks: dict[str, int] = {}
-    if gates := trainer.state.gates:
+    if gates := _rank_gates(trainer):
         ranks = gate_ranks(gates.by_module(), config.lora)
         lm = cut_adapter(lm, gates.by_module(), config.lora)
         modules = sum(rank > 0 for rank in ranks.values())
@@ -184,6 +184,10 @@ def train(
         "last_loss": mean_loss(step for step in steps if step.epoch == steps[-1].epoch),
         "decisions": trainer.state.monitor.report(),
     }
+
+
+def _rank_gates(trainer: Trainer) -> RankGates | None:
+    return next((hook for hook in trainer.state.hooks if isinstance(hook, RankGates)), None)
 
 
 def _load_model(config: TrainConfig, source: Path, task: TaskConfig, seed: int) -> LanguageModel:
