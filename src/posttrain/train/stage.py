@@ -102,7 +102,7 @@ def train(
     for name in unused_sections(config):
         log.warning("  train.%s is set, and train.objective is %s: it changes nothing", name, config.objective)
     data = read_training_set(str(source), records, config, task, scratch, difficulties, weights)
-    units = data.units
+    units, columns = data.units, data.records
     # Before the model is loaded: a head that the base model lacks is drawn at random.
     torch.manual_seed(seed)
     if config.prune.is_set:
@@ -111,9 +111,9 @@ def train(
     lm = _load_model(config, source, task, seed)
     if units.cut:
         log.warning("  cut to train.max_length: %d of %d records", len(units.cut), len(units))
-    objective = build_objective(
-        ObjectiveInputs(units, config, lm, units.targets.tolist(), units.margins.tolist(), data.weights)
-    )
+    margins = () if columns.margins is None else columns.margins.tolist()
+    # No name for the inputs: they hold the model, whose memory a teacher gets.
+    objective = build_objective(ObjectiveInputs(units, config, lm, units.targets.tolist(), margins, columns.weights))
     if objective.has_teacher:
         del lm  # the teacher gets the student's memory
         objective.cache_teacher_outputs(scratch)
@@ -124,12 +124,12 @@ def train(
     trainer = Trainer(
         lm,
         objective,
-        resolve_token_budget(config, lm, int(units.longest.max()), scratch, count_step_tasks(config, data.kinds)),
+        resolve_token_budget(config, lm, int(units.longest.max()), scratch, count_step_tasks(config, columns.kinds)),
         seed,
         scratch,
         sink,
-        kinds={name: np.repeat(kinds, units_per_record).tolist() for name, kinds in data.kinds.items()},
-        difficulties=None if data.difficulties is None else np.repeat(data.difficulties, units_per_record),
+        kinds={name: np.repeat(kinds, units_per_record).tolist() for name, kinds in columns.kinds.items()},
+        difficulties=None if columns.difficulties is None else np.repeat(columns.difficulties, units_per_record),
         profile=profile,
         callbacks=callbacks or CallbackList(),
     )
