@@ -51,7 +51,7 @@ def test_a_checkpoint_is_due_by_time_or_by_steps(
     optimizer_step = Trainer.optimizer_step
     monkeypatch.setattr(Trainer, "optimizer_step", step)
     monkeypatch.setattr(time, "monotonic", lambda: clock)
-    monkeypatch.setattr(Checkpoints, "save", lambda checkpoints, step, *_, **__: saved.append(step))
+    monkeypatch.setattr(Checkpoints, "save", lambda checkpoints, step, checkpoint: saved.append(step))
     checkpoint = CheckpointConfig(every_seconds=every_seconds, every_steps=every_steps)
     assert len(fit(fresh(), examples, config.model_copy(update={"checkpoint": checkpoint}), 0, tmp_path)) == 6
     assert saved == expected

@@ -22,7 +22,7 @@ from posttrain.train.checkpoint.checkpoints import Checkpoints
 from posttrain.train.checkpoint.format import Checkpoint
 from posttrain.train.monitor.decisions import LOWER_RATE_FACTOR, MonitorDecision, stop_error
 from posttrain.train.monitor.meter import phase
-from posttrain.train.monitor.metrics import Sink, StepValues, mean_loss
+from posttrain.train.monitor.metrics import Sink, StepValues
 from posttrain.train.state import Interventions, TrainingState
 
 log = logging.getLogger("posttrain")
@@ -139,10 +139,10 @@ class Recovery:
         return self.mesh.agree(by_steps or by_clock)
 
     def save(self, *, last: bool) -> bool:
-        """Saves a checkpoint; the best is the one with the lowest mean loss since the one before.
+        """Saves a checkpoint.
 
         Args:
-            last: whether the process ends after it; False: ``when_busy: skip`` may skip it.
+            last: whether the process ends after it: then none is saved where there are none, or there is one already.
 
         Returns:
             Whether one was saved.
@@ -151,13 +151,9 @@ class Recovery:
         if last and (not self.checkpoints.config.enabled or self._saved == done):
             return False
         with phase("checkpoint"):
-            if last:
-                self.checkpoints.steps()  # waits for the one that is still being written
-            metric = mean_loss(self.state.steps[self._saved :])
-            saved = self.checkpoints.save(done, self.state.checkpoint(), metric=metric)
-        if saved:
-            self._saved = done
-        return saved
+            self.checkpoints.save(done, self.state.checkpoint())
+        self._saved = done
+        return True
 
     def limit_budget(self, tokens: int) -> None:
         """Logs the most tokens of a micro-batch that fit into memory."""

@@ -233,10 +233,11 @@ def _build_hooks(
         hooks.append(GradientSurgery(weights, config.surgery, seed, tasks))
     if lora_is_trained and lora.supernet.ranks:
         hooks.append(Supernet(lm.model, lora, seed))
-    if attack.method != "none":
-        hooks.append(AdversarialTraining(lm, attack))
     if config.ema is not None:
         hooks.append(Ema(config.ema, weights))
+    # Innermost: some of its passes are for the gradients of other tensors than weights.
+    if attack.method != "none":
+        hooks.append(AdversarialTraining(lm, attack))
     return hooks
 
 

@@ -134,8 +134,7 @@ class Trainer:
             while not stop and len(steps) < total and not self.state.has_learned(self.config.stop_loss):
                 before = len(steps)
                 self.train_step(before)
-                if profile_step:
-                    profile_step()
+                profile_step()
                 # A rollback shortens the list, and the progress with it.
                 advance(len(steps) - before, f"loss {steps[-1].loss:.4g}" if steps else "")
                 stop = self.mesh.agree(len(steps) > before and self._call_back()) and len(steps) < total
