@@ -43,7 +43,7 @@ GOOD = {"prompt": "my card is gone", "completion": "card lost"}
         ),
         ({"prompt": "hi", "completion": "fraud"}, ("--objective", "classification"), "no label `fraud` in task.labels"),
         ({"prompt": "hi", "label": 7}, ("--objective", "classification"), "label 7 is out of range, task.labels has 2"),
-        ({"prompt": "hi", "completion": "x"}, ("--objective", "kto"), "no answer with a label true or false"),
+        ({"prompt": "hi", "completion": "x"}, ("--objective", "kto"), "not an answer with a label true or false"),
     ],
 )
 def test_a_bad_record_is_named(
@@ -71,7 +71,7 @@ def test_a_margin_that_is_no_number_is_named(tmp_path: Path, posttrain: Call) ->
     arguments = ("train", "--model", "tiny", "--data", data, "--set", "train.epochs=1")
     outcome = posttrain(*arguments, "--objective", "reward", "--out", tmp_path / "out")
     assert outcome.mistake.startswith(f"{data}:2: record ")
-    assert "its `margin` is no number; give all a number, or none" in outcome.mistake
+    assert "its `margin` is not a number; give all a number, or none" in outcome.mistake
     outcome = posttrain(*arguments, "--objective", "dpo", "--out", tmp_path / "other")  # which uses no margin
     assert outcome.code == 0, outcome
 

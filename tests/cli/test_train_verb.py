@@ -179,7 +179,7 @@ def test_changed_settings_are_refused_by_name(answers: Path, tmp_path: Path, pos
         ),
         (("--set", "epochs"), "`epochs` is no setting"),
         (("--objective", "dpa"), "--objective: no objective `dpa`; did you mean `dpo`?"),
-        (("--objective", "dpo"), "it is no pair of a chosen and a rejected answer"),
+        (("--objective", "dpo"), "it is not a pair of a chosen and a rejected answer"),
         (("--set", "train.max_length=8"), "its answer leaves no room for its prompt in 8 tokens"),
         (("--set", "train.schedule.warmup=99"), "99 warm-up steps are more than the 6 of the training"),
         (("--model", "nothing/here/at/all"), "is no model"),

@@ -84,7 +84,6 @@ def write_set(
             np.array([len(unit) for unit in block_units], np.int64),
             np.zeros(len(block_units), np.bool_),
             np.array([unit[0].ids[0] for unit in block_units], np.int32),
-            np.zeros(len(block_units), np.float32),
         )
 
     blocks = [build_block(units[start : start + block]) for start in range(0, len(units), block)]

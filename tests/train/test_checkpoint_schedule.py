@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from posttrain.models.chat import TokenizedExample
+from posttrain.train.checkpoint.checkpoints import Checkpoints
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.config import TrainConfig
-from posttrain.train.recovery import Recovery
 from posttrain.train.trainer import Trainer
 
 
@@ -43,15 +43,15 @@ def test_a_checkpoint_is_due_by_time_or_by_steps(
     """Six steps of four seconds; the last needs none, as the result is stored."""
     clock, saved = 100.0, []
 
-    def step(trainer: Trainer, *arguments: Any) -> None:
+    def step(trainer: Trainer, *arguments: Any) -> float | None:
         nonlocal clock
-        optimizer_step(trainer, *arguments)
         clock += 4
+        return optimizer_step(trainer, *arguments)
 
     optimizer_step = Trainer.optimizer_step
     monkeypatch.setattr(Trainer, "optimizer_step", step)
     monkeypatch.setattr(time, "monotonic", lambda: clock)
-    monkeypatch.setattr(Recovery, "save", lambda recovery, *, last: saved.append(len(recovery.state.steps)))
+    monkeypatch.setattr(Checkpoints, "save", lambda checkpoints, step, checkpoint: saved.append(step))
     checkpoint = CheckpointConfig(every_seconds=every_seconds, every_steps=every_steps)
     assert len(fit(fresh(), examples, config.model_copy(update={"checkpoint": checkpoint}), 0, tmp_path)) == 6
     assert saved == expected

@@ -201,10 +201,10 @@ def test_a_kill_at_every_step_does_not_change_the_output(
     save, loss = Checkpoints.save, SftObjective.loss
     saved, passes = 0, 0
 
-    def count_saves(self: Checkpoints, step: int, checkpoint: Checkpoint, metric: float | None = None) -> bool:
+    def count_saves(self: Checkpoints, step: int, checkpoint: Checkpoint) -> None:
         nonlocal saved, passes
         saved, passes = saved + 1, 0
-        return save(self, step, checkpoint, metric)
+        save(self, step, checkpoint)
 
     def die(self: SftObjective, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
         nonlocal passes

@@ -44,8 +44,8 @@ def test_long_records_are_left_out(tmp_path: Path) -> None:
     assert len(data.units) == 4
     assert data.units.cut == []
     kept = [row for row in range(6) if row not in LONG]
-    assert data.difficulties is not None
-    assert data.difficulties.tolist() == kept
+    assert data.records.difficulties is not None
+    assert data.records.difficulties.tolist() == kept
     assert data.units[:] == [cut.units[row] for row in kept]
     assert TrainConfig(too_long="drop").key_settings()["too_long"] == "drop"
 
@@ -53,8 +53,8 @@ def test_long_records_are_left_out(tmp_path: Path) -> None:
 def test_weights_are_those_of_the_records_that_stay(tmp_path: Path) -> None:
     data = training_set(tmp_path, too_long="drop", weight="w")
     assert len(data.weightless) == 1
-    assert data.weights is not None
-    assert data.weights.tolist() == pytest.approx([2 * 3 / 10, 3 * 3 / 10, 5 * 3 / 10])
+    assert data.records.weights is not None
+    assert data.records.weights.tolist() == pytest.approx([2 * 3 / 10, 3 * 3 / 10, 5 * 3 / 10])
 
 
 def test_an_answer_that_leaves_no_room_is_left_out_too(tmp_path: Path) -> None:

@@ -169,21 +169,6 @@ def test_without_a_checkpoint_there_is_no_rollback(
     assert lowered == (action == "lower_rate")
 
 
-def test_the_best_checkpoint_has_the_lowest_loss(run: Run, tmp_path: Path) -> None:
-    loss_offsets = dict.fromkeys(range(5, 12), 50.0)
-    monitor = {"actions": {"explosion": "warn", "divergence": "warn"}}
-    checkpoint = {"every_steps": 4, "every_seconds": None, "background": False, "keep_best": True, "keep_last": 1}
-    run("best", loss_offsets, monitor, checkpoint=checkpoint, epochs=4)
-    checkpoints = Checkpoints(tmp_path / "best" / "scratch" / "checkpoints")
-    assert checkpoints.steps() == [4, 8]
-
-
-def test_a_nan_loss_does_not_decide_the_best_checkpoint(run: Run, tmp_path: Path) -> None:
-    checkpoint = {"every_steps": 4, "every_seconds": None, "background": False, "keep_best": True, "keep_last": 1}
-    run("best", {5: math.nan}, {"actions": {"nan": "skip"}}, checkpoint=checkpoint, epochs=4)
-    assert Checkpoints(tmp_path / "best" / "scratch" / "checkpoints").steps() == [8]
-
-
 @pytest.mark.parametrize(
     ("logged", "expected"),
     [

@@ -62,11 +62,10 @@ def kill_after_saves(steps: int, work: Callable[[], object]) -> None:
     saves = 0
     save, loss = Checkpoints.save, SftObjective.loss
 
-    def count_saves(self: Checkpoints, step: int, checkpoint: Checkpoint, metric: float | None = None) -> bool:
+    def count_saves(self: Checkpoints, step: int, checkpoint: Checkpoint) -> None:
         nonlocal saves
-        save(self, step, checkpoint, metric)
+        save(self, step, checkpoint)
         saves += 1
-        return True
 
     def die(self: SftObjective, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
         if saves == steps:

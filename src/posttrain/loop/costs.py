@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 
 from posttrain.loop.context import RoundContext
-from posttrain.train.data.record_columns import numeric_column, row_error
+from posttrain.train.data.record_columns import RecordColumns, row_error
 
 _WHERE = "select.cost"
 
@@ -38,7 +38,7 @@ def add_cost_column(scores: pa.Table, records: pa.Table, name: str | None) -> pa
 
 
 def _costs(records: pa.Table, name: str) -> np.ndarray:
-    costs = numeric_column(records, name, _WHERE)
+    costs = RecordColumns(records).numbers(name, _WHERE)
     # `cost_aware` divides a record's score by its cost: 0 or infinity would decide the batch alone.
     if len(wrong := np.flatnonzero(~((costs > 0) & np.isfinite(costs)))):
         row = int(wrong[0])

@@ -15,7 +15,7 @@ from posttrain.select.scores.registry import BASE_MEASURES, uncertainty_sign
 from posttrain.store.errors import DamagedArtifactError, UserError
 from posttrain.train.config import TrainConfig, training_phases
 from posttrain.train.data.config import DIFFICULTY_KEY, curriculum_difficulty
-from posttrain.train.data.record_columns import numeric_column, numeric_meta_columns, weight_column
+from posttrain.train.data.record_columns import RecordColumns
 
 log = logging.getLogger("posttrain")
 
@@ -38,13 +38,13 @@ def check_columns(context: RoundContext, *sets: str) -> None:
     config, name = context.config, curriculum_difficulty(training_phases(context.config.train))
     if config.train.weight is None and name in (None, "loss"):
         return
-    records = [context.dataset(id).records for id in sets]
+    tables = [RecordColumns(context.dataset(id).records) for id in sets]
     if config.train.weight is not None:
-        for table in records:
-            weight_column(table, config.train.weight)
+        for table in tables:
+            table.weights(config.train.weight)
     if name in (None, "loss"):
         return
-    columns = sorted({column for table in records for column in numeric_meta_columns(table)})
+    columns = sorted({column for table in tables for column in table.numeric_names()})
     scores = _computed(config)
     if name in scores and name in columns:
         fix = "give the column another name in the files"
@@ -55,8 +55,8 @@ def check_columns(context: RoundContext, *sets: str) -> None:
         there = f"there is loss, {', '.join(scores)}" + (f"; in the data {', '.join(columns)}" if columns else "")
         more = f"; name it in select.scores to have it computed ({there})" if uncertainty_sign(name) else f"; {there}"
         raise UserError(f"no score and no column of numbers `{name}`{more}", where=DIFFICULTY_KEY)
-    for table in records:
-        numeric_column(table, str(name), DIFFICULTY_KEY)
+    for table in tables:
+        table.numbers(str(name), DIFFICULTY_KEY)
 
 
 def difficulties(context: RoundContext, records: pa.Table) -> tuple[TrainConfig, np.ndarray | None, dict[str, str]]:

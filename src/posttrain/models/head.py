@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from posttrain.models.language_model import LanguageModel
@@ -96,16 +96,16 @@ def vocabulary_chunk(rows: int, device: str) -> int:
 def _log_probabilities(
     lm: LanguageModel, states: Tensor, targets: Tensor, with_mean: bool
 ) -> tuple[Tensor, Tensor | None]:
-    head = lm.model.get_output_embeddings()
-    if _is_plain(lm, head):
+    weight = lm.plain_head()
+    if weight is not None:
         # A custom autograd function gets no automatic casts, so autocast's dtype is read here.
         if torch.is_autocast_enabled(states.device.type):
             dtype = torch.get_autocast_dtype(states.device.type)
         else:
-            dtype = head.weight.dtype
+            dtype = weight.dtype
             states = states.to(dtype)
         result: tuple[Tensor, Tensor | None] = _LogProbabilities.apply(  # type: ignore[no-untyped-call]
-            states, head.weight, targets, with_mean, dtype, lm.compiled
+            states, weight, targets, with_mean, dtype, lm.compiled
         )
         return result
     parts = [
@@ -122,12 +122,6 @@ def _log_probabilities(
     ]
     whole = torch.cat(parts, 1) if parts else states.new_zeros(1 + with_mean, 0, dtype=torch.float32)
     return whole[0], whole[1] if with_mean else None
-
-
-def _is_plain(lm: LanguageModel, head: Any) -> bool:
-    config = lm.model.config.get_text_config()
-    changed = any(getattr(config, name, None) for name in ("logit_scale", "logits_scaling", "final_logit_softcapping"))
-    return type(head) is nn.Linear and head.bias is None and not changed
 
 
 def _log_probabilities_from_logits(lm: LanguageModel, states: Tensor, targets: Tensor, with_mean: bool) -> Tensor:

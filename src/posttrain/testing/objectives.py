@@ -26,6 +26,7 @@ from posttrain.testing.steps import table_of
 from posttrain.train.config import TrainConfig
 from posttrain.train.data.config import RecordShape
 from posttrain.train.data.encoding import build_examples
+from posttrain.train.data.record_columns import RecordColumns
 from posttrain.train.objectives.base import Objective, ObjectiveInputs
 from posttrain.train.objectives.build import build_objective, load_model, record_shape
 from posttrain.train.objectives.loss import mean_metrics, merge_metrics
@@ -127,7 +128,7 @@ def prepare_objective(
     records = records_of(objective_spec(config.objective).shape) if records is None else records
     examples = build_examples(lm, records, config.max_length, record_shape(config, records))
     units = [example.unit for example in examples]
-    targets, margins = [example.target for example in examples], [example.margin for example in examples]
+    targets, margins = [example.target for example in examples], RecordColumns(records).margins().tolist()
     objective = build_objective(ObjectiveInputs(units, config, lm, targets, margins))
     objective.cache_teacher_outputs(folder)
     longest = max(len(sequence.ids) for unit in objective.units for sequence in unit)

@@ -88,7 +88,7 @@ class CallbackList:
         UserError: one of them is neither.
     """
 
-    def __init__(self, callbacks: Any) -> None:
+    def __init__(self, callbacks: Any = ()) -> None:
         if not isinstance(callbacks, Sequence):
             callbacks = [callbacks]
         self._handlers: dict[str, list[tuple[str, Callable[..., Any]]]] = {event: [] for event in _EVENTS}

@@ -10,6 +10,7 @@ import torch
 from posttrain.models.loading import is_out_of_memory
 from posttrain.models.packing import Unit
 from posttrain.store.errors import WorkError
+from posttrain.train.data.loader import Batch
 from posttrain.train.data.units import group_by_tokens
 
 log = logging.getLogger("posttrain")
@@ -22,6 +23,28 @@ def empty_cache() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def halve_micro_batch(batch: Batch, budget: int) -> int:
+    """Returns half the tokens of a step's largest micro-batch, and of the budget at most.
+
+    Raises:
+        WorkError: one example does not fit into memory.
+    """
+    largest = max(packed.tokens for packed in batch.packed)
+    # One example cannot be cut any further, whatever the budget.
+    if max(map(len, batch.rows)) == 1:
+        raise WorkError(
+            f"out of memory with one example of {largest} tokens at a time; "
+            "set train.recompute=full, a lower train.max_length or train.method=lora"
+        )
+    tokens = max(1, min(budget, largest) // 2)
+    log.warning(
+        "out of memory at step %d: micro-batches of at most %d tokens from here on, the batch stays as it is",
+        batch.step,
+        tokens,
+    )
+    return tokens
 
 
 def run_in_groups(

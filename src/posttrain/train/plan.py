@@ -19,7 +19,7 @@ from posttrain.train.config import TrainConfig, training_phases
 from posttrain.train.data.batch_sampler import BatchSampler
 from posttrain.train.data.encoding import encode, load_encoder
 from posttrain.train.data.mix import mix_counts
-from posttrain.train.data.record_columns import record_kinds
+from posttrain.train.data.record_columns import RecordColumns
 from posttrain.train.data.token_set import longest_lengths
 from posttrain.train.memory.estimate import MemoryEstimate, count_step_tasks, estimate_memory
 from posttrain.train.memory.micro_batch import MicroBatch, elementwise_max
@@ -206,7 +206,7 @@ def _plan_phases(
     times = len(units) // len(encoded)
     kinds = {
         name: np.repeat(values, times).tolist()
-        for name, values in record_kinds(train.phases, train.surgery.task_column, records).items()
+        for name, values in RecordColumns(records).kinds(train.phases, train.surgery.task_column).items()
     }
     sampler = BatchSampler(
         len(units),

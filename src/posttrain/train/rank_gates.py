@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posttrain.models.language_model import LanguageModel
 from posttrain.store.errors import UserError
+from posttrain.train.data.loader import Batch
 from posttrain.train.lora import add_adapter, factor_module, restored
 from posttrain.train.lora_config import LoraConfig
-from posttrain.train.optim.master_weights import MasterWeights
 from posttrain.train.optim.optimizers import OptimizerState
+from posttrain.train.optim.weights import Weights
+from posttrain.train.step_hooks import StepHook
 
 _LOW, _HIGH, _TEMPERATURE = -0.1, 1.1, 2 / 3
 """Limits and temperature of the hard concrete distribution, as in arXiv:1712.01312, section 4.1."""
@@ -60,15 +62,19 @@ class _GatedModule:
     Args:
         name: of the module in the base model.
         index: of the factor B among the trained weights.
+        factor: the factor B in the model.
+        master: the same in float32.
         components: its gates among all.
     """
 
     name: str
     index: int
+    factor: Tensor
+    master: Tensor
     components: slice
 
 
-class RankGates:
+class RankGates(StepHook):
     """A hard concrete gate for each component of each module's adapter, B diag(z) A.
 
     The gates are trained with the adapter, with an augmented Lagrangian that drives the expected share s of the
@@ -77,7 +83,8 @@ class RankGates:
     arXiv:1910.04732). All micro-batches of a step have the same noise, which follows from the seed and the step.
 
     Args:
-        masters: the trained weights and their gradients.
+        model: a peft model with one adapter.
+        weights: the adapter's weights and their gradients.
         config: settings of the adapter, with ``gates``.
         seed: of the noise.
         steps: of the whole training.
@@ -87,19 +94,21 @@ class RankGates:
         costs: float64 [C], parameters of a component: a row of A and a column of B.
     """
 
-    def __init__(self, masters: MasterWeights, config: LoraConfig, seed: int, steps: int) -> None:
+    def __init__(self, model: nn.Module, weights: Weights, config: LoraConfig, seed: int, steps: int) -> None:
         assert config.gates is not None, "the config asks for gates"
-        self._masters, self._seed = masters, seed
+        self._weights, self._seed = weights, seed
         self.config, self._warmup = config.gates, config.gates.warmup * steps
-        shapes = {name: weight.shape for name, weight in zip(masters.names, masters.weights, strict=True)}
+        factors, masters = dict(model.named_parameters()), weights.tensors()
         self._modules: list[_GatedModule] = []
         costs: list[float] = []
-        for name in masters.names:
-            if ".lora_A." in name:
-                other = name.replace(".lora_A.", ".lora_B.")
-                rank, cost = shapes[name][0], shapes[name][1:].numel() + shapes[other].numel() // shapes[other][1]
+        for index, other in enumerate(weights.names):
+            if ".lora_B." in other:
+                # `.data`, as weights must not change for autograd, which is done with them before and after each use.
+                first, second = factors[other.replace(".lora_B.", ".lora_A.")], factors[other].data
+                rank, cost = len(first), first[0].numel() + second[:, 0].numel()
                 components = slice(len(costs), len(costs) + rank)
-                self._modules.append(_GatedModule(factor_module(name), masters.names.index(other), components))
+                module = _GatedModule(factor_module(other), index, second, masters[f"master.{other}"], components)
+                self._modules.append(module)
                 costs += [float(cost)] * rank
         self.costs = torch.tensor(costs, dtype=torch.float64)
         self.log_alpha = torch.full((len(costs),), _OPEN, requires_grad=True)
@@ -124,6 +133,12 @@ class RankGates:
         return 1 + (self.config.share - 1) * progress
 
     @contextmanager
+    def gradients(self, batch: Batch) -> Iterator[None]:
+        self.metrics = {}
+        with self.sampled(batch.step):
+            yield
+
+    @contextmanager
     def sampled(self, step: int) -> Iterator[None]:
         """Multiplies gates with a step's noise into the factors B for its forward and backward passes.
 
@@ -136,22 +151,17 @@ class RankGates:
         with self._multiplied(gates):
             yield
         with torch.no_grad():
-            sums = self._masters.finished_sums()
+            sums = self._weights.finished_sums()
             for module in self._modules:
-                total, factor = sums[module.index], self._masters.masters[module.index]
+                total, factor = sums[module.index], module.master
                 products = (total.double() * factor.double()).sum([dim for dim in range(factor.ndim) if dim != 1])
                 self._gradient[module.components] = products.float().cpu()
                 total.mul_(_along_columns(gates[module.components], total))
 
-    def step(self, step: int, scale: float = 1.0) -> dict[str, float]:
+    def updated(self, step: int, scale: float) -> None:
         """Updates gates and multipliers by the gradient of the last `sampled`.
 
-        Args:
-            step: number of the step.
-            scale: that the loss was multiplied by.
-
-        Returns:
-            The expected share before, and the target.
+        The metrics are the expected share before, and the target.
         """
         share, target = self.share(), self.target(step)
         gap = share - target
@@ -160,7 +170,7 @@ class RankGates:
         (loss + first * gap + second * gap.square()).backward()
         self._optimizer.step()
         self._optimizer.zero_grad()
-        return {"gates/share": share.item(), "gates/target": target}
+        self.metrics = {"gates/share": share.item(), "gates/target": target}
 
     @contextmanager
     def fixed(self) -> Iterator[None]:
@@ -212,11 +222,9 @@ class RankGates:
 
     @contextmanager
     def _multiplied(self, gates: Tensor) -> Iterator[None]:
-        # `.data`, as weights are not to change for autograd, which is done with them at both ends of the block.
-        factors = [self._masters.weights[module.index].data for module in self._modules]
-        with restored(factors):
-            for module, factor in zip(self._modules, factors, strict=True):
-                factor.mul_(_along_columns(gates[module.components], factor))
+        with restored([module.factor for module in self._modules]):
+            for module in self._modules:
+                module.factor.mul_(_along_columns(gates[module.components], module.factor))
             yield
 
 

@@ -6,6 +6,7 @@ The log beside the checkpoints holds rollbacks and smaller micro-batches, so tha
 import json
 import logging
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -13,14 +14,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from posttrain.parallel.mesh import Mesh
 from posttrain.store.errors import UserError
 from posttrain.store.files import write_atomically
 from posttrain.store.signals import END_SIGNALS, handle_signals
-from posttrain.train.callbacks import TrainingStopped
 from posttrain.train.checkpoint.checkpoints import Checkpoints
 from posttrain.train.checkpoint.format import Checkpoint
-from posttrain.train.monitor.decisions import MonitorDecision, stop_error
-from posttrain.train.monitor.metrics import Sink, mean_loss
+from posttrain.train.monitor.decisions import LOWER_RATE_FACTOR, MonitorDecision, stop_error
+from posttrain.train.monitor.meter import phase
+from posttrain.train.monitor.metrics import Sink, StepValues
 from posttrain.train.state import Interventions, TrainingState
 
 log = logging.getLogger("posttrain")
@@ -78,19 +80,21 @@ class Recovery:
         log: log of the attempts before; fresh if there were none.
         checkpoints: the training's checkpoints.
         scratch: the folder of the log.
-        lr_scale: factor on the learning rate for the action ``lower_rate``.
         sink: receives each step, and drops those that a rollback undoes.
+        mesh: the processes that train together.
     """
 
     state: TrainingState
     log: RecoveryLog
     checkpoints: Checkpoints
     scratch: Path
-    lr_scale: float
     sink: Sink | None
+    mesh: Mesh
     unreported: list[MonitorDecision] = field(default_factory=list, init=False)
     """Decisions at steps that were undone, and so have no line of their own; the next line reports them."""
     _saved: int = field(default=0, init=False)  # steps at the last checkpoint
+    _reserved: bool = field(default=False, init=False)
+    _saved_at: float = field(default_factory=lambda: time.monotonic(), init=False)
 
     def resume(self) -> None:
         """Resumes an earlier attempt, if there was one.
@@ -116,28 +120,78 @@ class Recovery:
             raise UserError(
                 f"{len(state.steps)} steps are done already, and this config has {state.sampler.steps}",
                 where=str(self.scratch),
-                fix="raise `train.epochs`, or start afresh in another folder",
+                fix="raise `train.epochs`, or start again in another folder",
             )
         self._rewind_sink()
 
+    def reserve_memory(self) -> None:
+        """Reserves the memory of checkpoints, once, so that the first takes as long as the others."""
+        if not self._reserved:
+            self.checkpoints.prepare(self.state.tensors())
+            self._reserved = True
+
+    def is_due(self) -> bool:
+        """Returns whether a checkpoint is due, by the number of steps or by the clock."""
+        config, done = self.checkpoints.config, len(self.state.steps)
+        # Steps come first, as they are the same on every machine.
+        by_steps = config.every_steps is not None and done % config.every_steps == 0
+        by_clock = config.every_seconds is not None and time.monotonic() - self._saved_at >= config.every_seconds
+        return self.mesh.agree(by_steps or by_clock)
+
     def save(self, *, last: bool) -> bool:
-        """Saves a checkpoint; the best is the one with the lowest mean loss since the one before.
+        """Saves a checkpoint.
 
         Args:
-            last: whether the process ends after it; False: ``when_busy: skip`` may skip it.
+            last: whether the process ends after it: then none is saved where there are none, or there is one already.
 
         Returns:
             Whether one was saved.
         """
-        done = len(self.state.steps)
-        if last:
-            if not self.checkpoints.config.enabled or self._saved == done:
-                return False
-            self.checkpoints.steps()  # waits for the one that is still being written
-        saved = self.checkpoints.save(done, self.state.checkpoint(), metric=mean_loss(self.state.steps[self._saved :]))
-        if saved:
-            self._saved = done
-        return saved
+        done, self._saved_at = len(self.state.steps), time.monotonic()
+        if last and (not self.checkpoints.config.enabled or self._saved == done):
+            return False
+        with phase("checkpoint"):
+            self.checkpoints.save(done, self.state.checkpoint())
+        self._saved = done
+        return True
+
+    def limit_budget(self, tokens: int) -> None:
+        """Logs the most tokens of a micro-batch that fit into memory."""
+        # At once: a resumed training would otherwise run out of memory again.
+        self.log.fitting_budget = tokens
+        self.log.write(self.scratch)
+
+    def finish_step(self, values: StepValues, before: MonitorDecision | None, *, monitored: bool) -> bool:
+        """Has the monitor check a finished step, and reports its values and decisions.
+
+        Args:
+            before: the decision before the optimiser's step; None without.
+            monitored: False for a step that the monitor leaves out.
+
+        Returns:
+            Whether training continues after this step as it is; if not, a decision was carried out.
+
+        Raises:
+            WorkError: a decision is to stop.
+        """
+        monitor = self.state.monitor
+        with phase("watch"):
+            after = self.mesh.agree(monitor.observe(values)) if monitored else []
+        decisions = [*([before] if before else []), *after]
+        gravest = after[0] if after else None
+        if gravest and gravest.restores and self.act(gravest, decisions):
+            return False
+        # Decisions of steps that a rollback took away are written with the first step that stays.
+        reported = [*self.unreported, *decisions]
+        self.unreported.clear()
+        monitor.record(values.step, reported)
+        if self.sink:
+            with phase("watch"):
+                self.sink.write(values, reported)
+        if not gravest or gravest.restores or gravest.action == "warn":
+            return True
+        self.act(gravest, decisions)
+        return False
 
     def act(self, decision: MonitorDecision, decisions: list[MonitorDecision]) -> bool:
         """Carries out a decision.
@@ -156,12 +210,12 @@ class Recovery:
             log.stopping_decisions = self.state.monitor.report()
             log.write(self.scratch)
             raise stop_error(decision)
-        available = self.checkpoints.steps() if decision.restores else []
+        available = self.mesh.agree(self.checkpoints.steps()) if decision.restores else []
         if decision.action == "lower_rate":
             if available:
-                interventions.rollback_lr_scale *= self.lr_scale
+                interventions.rollback_lr_scale *= LOWER_RATE_FACTOR
             else:
-                interventions.lr_scale *= self.lr_scale
+                interventions.lr_scale *= LOWER_RATE_FACTOR
         if decision.drops_gradient:
             interventions.skip_steps(range(decision.finding.since, decision.finding.step + 1))
         if not available:
@@ -203,7 +257,7 @@ def graceful_shutdown() -> Iterator[Callable[[], bool]]:
     The step is finished and saved first. A second signal ends the process at once.
 
     Raises:
-        KeyboardInterrupt, SystemExit: a signal has arrived, and the context has ended or raised `TrainingStopped`.
+        KeyboardInterrupt, SystemExit: a signal has arrived, and the context has ended.
     """
     requests: list[BaseException] = []
 
@@ -214,10 +268,6 @@ def graceful_shutdown() -> Iterator[Callable[[], bool]]:
         log.warning("shutting down after this step and its checkpoint; a second signal exits at once")
 
     with handle_signals(END_SIGNALS, handle):
-        try:
-            yield lambda: bool(requests)
-        except TrainingStopped:
-            if not requests:
-                raise
+        yield lambda: bool(requests)
     if requests:
         raise requests[0]

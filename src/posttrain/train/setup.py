@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,6 @@ from posttrain.train.data.token_set import longest_lengths
 from posttrain.train.data.units import first_pass_groups
 from posttrain.train.memory.micro_batch import MicroBatch
 from posttrain.train.memory.recompute import compile_layers, recompute
-from posttrain.train.monitor.decisions import LOWER_RATE_FACTOR
 from posttrain.train.monitor.detectors import EarlyLimit
 from posttrain.train.monitor.meter import StepMeter, phase, wrap_calls
 from posttrain.train.monitor.metrics import Sink
@@ -37,10 +36,13 @@ from posttrain.train.optim.gradient_surgery import GradientSurgery
 from posttrain.train.optim.loss_scale import LossScale
 from posttrain.train.optim.master_weights import MasterWeights
 from posttrain.train.optim.schedule import scheduled_lr
+from posttrain.train.optim.weights import Weights
 from posttrain.train.rank_gates import RankGates
 from posttrain.train.recovery import Recovery, read_recovery_log
+from posttrain.train.regularization.adversarial import AdversarialTraining
 from posttrain.train.regularization.layers import apply_noise
 from posttrain.train.state import Interventions, TrainingState
+from posttrain.train.step_hooks import LossObserver, StepHook
 from posttrain.train.supernet import Supernet
 
 log = logging.getLogger("posttrain")
@@ -54,21 +56,15 @@ class TrainingParts:
         state: everything that the next step depends on.
         batches: its batches.
         learning_rate: returns the scheduled learning rate of a step.
-        checkpoints: checkpoints in its folder.
         recovery: saves, resumes and rolls back.
         meter: measures its steps.
-        surgery: combines the gradients of several tasks; None without `train.surgery`, or where all are of one task.
-        supernet: the sub-networks of the adapter; None unless `train.lora.supernet` has ranks.
     """
 
     state: TrainingState
     batches: BatchSource
     learning_rate: Callable[[int], float]
-    checkpoints: Checkpoints
     recovery: Recovery
     meter: StepMeter
-    surgery: GradientSurgery | None
-    supernet: Supernet | None
 
 
 @contextmanager
@@ -100,59 +96,66 @@ def set_up_training(
     make_folder(scratch)
     recovery_log = read_recovery_log(scratch)
     budget = recovery_log.limit_tokens(config.token_budget)
-    step_meter = StepMeter(
+    meter = StepMeter(
         lm,
         config.precision,
         classifier=objective_spec(config.objective).output in ("reward", "classes"),
         weights_frozen=config.method == "lora",
     )
-    # Before any module is attached: a reward head draws its weights from this seed.
-    torch.manual_seed(seed)
-    # Attention that sees only a window is equal to full attention up to a length: the data decide.
-    longest = int(longest_lengths(objective.units).max())
+    units, checkpoints = objective.units, Checkpoints(scratch / "checkpoints", config.checkpoint)
+    longest = int(longest_lengths(units).max())
+    tasks, task_names = _number_tasks(config, kinds)
     with ExitStack() as stack:
-        stack.enter_context(objective.attach_modules(lm))
-        stack.enter_context(fuse_layers(lm, compiled=config.compile))
-        # Models that cannot be packed are trained padded: slower, and with the same result.
-        padded = not stack.enter_context(packed_attention(lm, longest))
+        # Before any module is attached: a reward head draws its weights from this seed.
+        torch.manual_seed(seed)
+        enter = stack.enter_context
+        # Everything that changes the model, in its order; the last is taken back first.
+        # First, so that all that follows also changes the objective's modules.
+        enter(objective.attach_modules(lm))
+        # Before attention is replaced and layers are compiled: it replaces the forward passes of whole layers.
+        enter(fuse_layers(lm, compiled=config.compile))
+        # Attention that sees only a window is equal to full attention up to a length: the data decide. Models that
+        # cannot be packed are trained padded: slower, and with the same result.
+        padded = not enter(packed_attention(lm, longest))
         # What objectives compute before the training must not be drawn through dropout.
-        stack.enter_context(_training_mode(lm, training=False))
+        enter(_training_mode(lm, training=False))
         sampler = _build_sampler(lm, objective, config, seed, scratch, kinds, difficulties, padded=padded)
-        tasks, task_names = _number_tasks(config, kinds)
         with autocast(lm, config)():
             # A reference model runs over the very micro-batches of the training, so that rounding is the same in both.
-            groups = first_pass_groups(objective.units, sampler, budget, tasks)
+            groups = first_pass_groups(units, sampler, budget, tasks)
             objective.prepare(lm, scratch, padded=padded, groups=groups)
-        # Master weights copy the weights: whatever changes them has to come before, and what noises them after.
-        checkpoints = Checkpoints(scratch / "checkpoints", config.checkpoint)
-        state = _initial_state(lm, config, sampler, seed, can_go_back=lambda: bool(checkpoints.steps()))
-        surgery = None if tasks is None else GradientSurgery(state.masters, config.surgery, seed, task_names)
-        is_supernet = config.method == "lora" and bool(config.lora.supernet.ranks)
-        supernet = Supernet(lm.model, config.lora, seed) if is_supernet else None
-        # Hooks that stay behind would add to gradients that nobody reads.
-        stack.callback(state.masters.close)
-        for context in _training_contexts(lm, config, state, MicroBatch.full(budget, config, longest)):
-            stack.enter_context(context)
+        # Copies the weights: whatever changes them has come before. What noises the embeddings' output comes after.
+        weights = enter(closing(MasterWeights(lm.model, config.optimizer)))
+        enter(_training_mode(lm, training=True))
+        # Outside of noise and recomputation, whose time is the forward pass's too.
+        enter(wrap_calls(lm.decoder, partial(phase, "forward")))
+        # Dropout in the layers and noise on embedded tokens, before the layers are wrapped to be computed again.
+        enter(apply_noise(lm, config.noise))
+        enter(recompute(lm, config, MicroBatch.full(budget, config, longest)))
+        # After all hooks are set: the compiler would trace again for each.
         if config.compile:
-            # After all hooks are set: the compiler would trace again for each.
             compile_layers(lm)
-        stack.enter_context(checkpoints)
-        recovery = Recovery(state, recovery_log, checkpoints, scratch, LOWER_RATE_FACTOR, sink)
+        # Waits for the checkpoint in flight before anything above is taken back.
+        enter(checkpoints)
+        hooks = _build_hooks(lm, config, weights, sampler, seed, task_names)
+        state = _initial_state(lm, config, weights, sampler, hooks, can_go_back=lambda: bool(checkpoints.steps()))
+        recovery = Recovery(state, recovery_log, checkpoints, scratch, sink, mesh)
         # After everything that sets the model up, and before the loader, which reads what a curriculum has observed.
         recovery.resume()
-        loader = BatchLoader(
-            objective.units,
-            sampler,
-            budget,
-            device=lm.device,
-            padded=padded,
-            tasks=tasks,
-            config=config.loader,
-            mesh=mesh,
+        batches = enter(
+            BatchLoader(
+                units,
+                sampler,
+                budget,
+                device=lm.device,
+                padded=padded,
+                tasks=tasks,
+                config=config.loader,
+                mesh=mesh,
+            )
         )
-        stack.enter_context(loader)
         rate = partial(_learning_rate, config, sampler)
-        yield TrainingParts(state, loader, rate, checkpoints, recovery, step_meter, surgery, supernet)
+        yield TrainingParts(state, batches, rate, recovery, meter)
 
 
 def autocast(lm: LanguageModel, config: TrainConfig) -> Callable[[], AbstractContextManager[object]]:
@@ -212,29 +215,44 @@ def _learning_rate(config: TrainConfig, sampler: BatchSampler, step: int) -> flo
     return scheduled_lr(config.schedule, at.config.learning_rate or config.learning_rate, at.step, at.steps)
 
 
+def _build_hooks(
+    lm: LanguageModel,
+    config: TrainConfig,
+    weights: Weights,
+    sampler: BatchSampler,
+    seed: int,
+    tasks: Sequence[str],
+) -> list[StepHook]:
+    """Builds the hooks of the config, the outermost first."""
+    lora, attack, lora_is_trained = config.lora, config.noise.adversarial, config.method == "lora"
+    # Gates take the gradient that surgery has combined; surgery counts the losses of whole networks.
+    hooks: list[StepHook] = [LossObserver(sampler)]
+    if lora_is_trained and lora.gates is not None:
+        hooks.append(RankGates(lm.model, weights, lora, seed, sampler.steps))
+    if tasks:
+        hooks.append(GradientSurgery(weights, config.surgery, seed, tasks))
+    if lora_is_trained and lora.supernet.ranks:
+        hooks.append(Supernet(lm.model, lora, seed))
+    if config.ema is not None:
+        hooks.append(Ema(config.ema, weights))
+    # Innermost: some of its passes are for the gradients of other tensors than weights.
+    if attack.method != "none":
+        hooks.append(AdversarialTraining(lm, attack))
+    return hooks
+
+
 def _initial_state(
-    lm: LanguageModel, config: TrainConfig, sampler: BatchSampler, seed: int, can_go_back: Callable[[], bool]
+    lm: LanguageModel,
+    config: TrainConfig,
+    weights: Weights,
+    sampler: BatchSampler,
+    hooks: Sequence[StepHook],
+    can_go_back: Callable[[], bool],
 ) -> TrainingState:
-    masters = MasterWeights(lm.model, config.optimizer)
-    ema = None if config.ema is None else Ema(config.ema, masters.names, masters.masters)
-    scale = LossScale() if config.precision == "float16" else None
     vocabulary = getattr(lm.model.config.get_text_config(), "vocab_size", 0)
     monitor = Monitor(config.watch, can_go_back, EarlyLimit.of_objective(config.objective, vocabulary))
-    has_gates = config.method == "lora" and config.lora.gates is not None
-    gates = RankGates(masters, config.lora, seed, sampler.steps) if has_gates else None
-    return TrainingState(masters, sampler, monitor, Interventions(), ema, scale, gates)
-
-
-def _training_contexts(
-    lm: LanguageModel, config: TrainConfig, state: TrainingState, batch: MicroBatch
-) -> Iterator[AbstractContextManager[object]]:
-    """Yields the contexts that change the model while it trains, in their order."""
-    yield _training_mode(lm, training=True)
-    # Outside of the noise, which is added to what the embeddings return.
-    yield state.masters.swapped_in()
-    yield wrap_calls(lm.decoder, partial(phase, "forward"))
-    yield apply_noise(lm, config.noise)
-    yield recompute(lm, config, batch)
+    scale = LossScale(enabled=config.precision == "float16")
+    return TrainingState(weights, sampler, monitor, Interventions(), scale, hooks)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from posttrain.train.objectives.base import ObjectiveInputs
 from posttrain.train.objectives.build import build_objective, load_model
 from posttrain.train.optim.config import SurgeryConfig
 from posttrain.train.pruning import pruned_base, pruning_report
-from posttrain.train.rank_gates import cut_adapter, gate_ranks
+from posttrain.train.rank_gates import RankGates, cut_adapter, gate_ranks
 from posttrain.train.shape import check_trained_shape
 from posttrain.train.trainer import Trainer
 from posttrain.train.training_set import read_training_set
@@ -102,7 +102,7 @@ def train(
     for name in unused_sections(config):
         log.warning("  train.%s is set, and train.objective is %s: it changes nothing", name, config.objective)
     data = read_training_set(str(source), records, config, task, scratch, difficulties, weights)
-    units = data.units
+    units, columns = data.units, data.records
     # Before the model is loaded: a head that the base model lacks is drawn at random.
     torch.manual_seed(seed)
     if config.prune.is_set:
@@ -111,9 +111,9 @@ def train(
     lm = _load_model(config, source, task, seed)
     if units.cut:
         log.warning("  cut to train.max_length: %d of %d records", len(units.cut), len(units))
-    objective = build_objective(
-        ObjectiveInputs(units, config, lm, units.targets.tolist(), units.margins.tolist(), data.weights)
-    )
+    margins = () if columns.margins is None else columns.margins.tolist()
+    # No name for the inputs: they hold the model, whose memory a teacher gets.
+    objective = build_objective(ObjectiveInputs(units, config, lm, units.targets.tolist(), margins, columns.weights))
     if objective.has_teacher:
         del lm  # the teacher gets the student's memory
         objective.cache_teacher_outputs(scratch)
@@ -124,28 +124,28 @@ def train(
     trainer = Trainer(
         lm,
         objective,
-        resolve_token_budget(config, lm, int(units.longest.max()), scratch, count_step_tasks(config, data.kinds)),
+        resolve_token_budget(config, lm, int(units.longest.max()), scratch, count_step_tasks(config, columns.kinds)),
         seed,
         scratch,
         sink,
-        kinds={name: np.repeat(kinds, units_per_record).tolist() for name, kinds in data.kinds.items()},
-        difficulties=None if data.difficulties is None else np.repeat(data.difficulties, units_per_record),
+        kinds={name: np.repeat(kinds, units_per_record).tolist() for name, kinds in columns.kinds.items()},
+        difficulties=None if columns.difficulties is None else np.repeat(columns.difficulties, units_per_record),
         profile=profile,
-        callbacks=callbacks,
+        callbacks=callbacks or CallbackList(),
     )
     try:
         steps = trainer.train()
     except TrainingStopped:
         # Now, as the trainer has given the model back as it was loaded, without what it attaches for training.
         if callbacks:
-            gates = trainer.state.gates
+            gates = _rank_gates(trainer)
             with gates.fixed() if gates else nullcontext():
                 callbacks.on_stop(lm)
         raise
     skipped = sum(step.update_ratio is None for step in steps)
     _check_trained(lm, len(steps), skipped, config)
     ranks: dict[str, int] = {}
-    if gates := trainer.state.gates:
+    if gates := _rank_gates(trainer):
         ranks = gate_ranks(gates.by_module(), config.lora)
         lm = cut_adapter(lm, gates.by_module(), config.lora)
         modules = sum(rank > 0 for rank in ranks.values())
@@ -184,6 +184,10 @@ def train(
         "last_loss": mean_loss(step for step in steps if step.epoch == steps[-1].epoch),
         "decisions": trainer.state.monitor.report(),
     }
+
+
+def _rank_gates(trainer: Trainer) -> RankGates | None:
+    return next((hook for hook in trainer.state.hooks if isinstance(hook, RankGates)), None)
 
 
 def _load_model(config: TrainConfig, source: Path, task: TaskConfig, seed: int) -> LanguageModel:

@@ -2,7 +2,7 @@
 
 import logging
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
@@ -12,12 +12,11 @@ from torch import Tensor
 
 from posttrain.train.checkpoint.format import Checkpoint
 from posttrain.train.data.batch_sampler import BatchSampler
-from posttrain.train.monitor.metrics import StepValues
+from posttrain.train.monitor.metrics import StepValues, mean_loss
 from posttrain.train.monitor.monitor import Monitor
-from posttrain.train.optim.ema import Ema
 from posttrain.train.optim.loss_scale import LossScale
-from posttrain.train.optim.master_weights import MasterWeights
-from posttrain.train.rank_gates import RankGates
+from posttrain.train.optim.weights import Weights
+from posttrain.train.step_hooks import StepHook
 
 log = logging.getLogger("posttrain")
 
@@ -69,29 +68,40 @@ class TrainingState:
     """The parts of a training that change from step to step.
 
     Args:
-        masters: weights, gradients and optimiser state.
+        weights: weights, gradients and optimiser state.
         sampler: the units of each step; a self-paced curriculum keeps their losses.
         monitor: the detectors' state and all decisions.
         interventions: changes that these decisions make to the following steps.
-        ema: averages of the weights; None without ``train.ema``.
-        loss_scale: None unless the precision is float16.
-        gates: on the ranks of the adapter; None without ``train.lora.gates``.
+        loss_scale: 1 unless the precision is float16.
+        hooks: optional methods that take part in each step, the outermost first.
         steps: the metrics of each step so far.
     """
 
-    masters: MasterWeights
+    weights: Weights
     sampler: BatchSampler
     monitor: Monitor
     interventions: Interventions
-    ema: Ema | None
-    loss_scale: LossScale | None
-    gates: RankGates | None = None
+    loss_scale: LossScale
+    hooks: Sequence[StepHook]
     steps: list[StepValues] = field(default_factory=list)
 
+    def has_learned(self, limit: float | None) -> bool:
+        """Returns whether an epoch just ended with a mean loss below a limit; None: never."""
+        if limit is None or not self.steps or self.sampler.position(len(self.steps)).epoch == self.steps[-1].epoch:
+            return False
+        loss = mean_loss(step for step in self.steps if step.epoch == self.steps[-1].epoch)
+        if loss is None or loss >= limit:
+            return False
+        total = self.sampler.steps
+        log.info("  loss %.2g is below train.stop_loss after %d of %d steps", loss, len(self.steps), total)
+        return True
+
     def tensors(self) -> dict[str, Tensor]:
-        """Returns weights, averages and optimiser state by name, without a copy."""
-        tensors = self.masters.tensors() | (self.ema.tensors() if self.ema else {})
-        return tensors | (self.gates.tensors() if self.gates else {})
+        """Returns weights, optimiser state and that of the hooks by name, without a copy."""
+        tensors = self.weights.tensors()
+        for hook in self.hooks:
+            tensors |= hook.tensors()
+        return tensors
 
     def checkpoint(self) -> Checkpoint:
         """Returns everything, random generators included, for a checkpoint."""
@@ -99,7 +109,7 @@ class TrainingState:
             "monitor": self.monitor.state(),
             "interventions": self.interventions.state(),
             "sampler": self.sampler.state(),
-            "loss_scale": self.loss_scale.state() if self.loss_scale else None,
+            "loss_scale": self.loss_scale.state(),
         }
         return Checkpoint(self.tensors() | random_state(), state, self.steps)
 
@@ -110,15 +120,12 @@ class TrainingState:
             resumed: True in a new process; False for a rollback, which keeps its own decisions, and the interventions
                 that caused it.
         """
-        self.masters.load(checkpoint.tensors)
+        self.weights.load(checkpoint.tensors)
         # Sums of a step that was cut short must not reach the next one.
-        self.masters.zero_grad()
-        if self.ema:
-            self.ema.load(checkpoint.tensors)
-        if self.gates:
-            self.gates.load(checkpoint.tensors)
-        if self.loss_scale and checkpoint.state["loss_scale"]:  # a fork may have another precision
-            self.loss_scale.load_state(checkpoint.state["loss_scale"])
+        self.weights.zero_grad()
+        for hook in self.hooks:
+            hook.load(checkpoint.tensors)
+        self.loss_scale.load_state(checkpoint.state["loss_scale"])
         self.sampler.load_state(checkpoint.state["sampler"])
         set_random_state(checkpoint.tensors)
         # In place: the trainer and its progress hold this list.

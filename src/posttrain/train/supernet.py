@@ -1,6 +1,6 @@
 """A LoRA adapter as a supernet: its sub-networks have lesser ranks, share its weights, and are trained together."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +12,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from posttrain.models.language_model import LanguageModel
+from posttrain.train.data.loader import Batch
 from posttrain.train.lora import ADAPTER_WEIGHTS, add_adapter, factor_module, restored
 from posttrain.train.lora_config import LoraConfig
 from posttrain.train.objectives.loss import Loss, merge_metrics
+from posttrain.train.step_hooks import MicroBatchPass, StepHook
 
 Ranks = Mapping[str, int]
 """A sub-network: the ranks of its modules, by patterns of ``train.lora.ranks``."""
@@ -22,7 +24,7 @@ Ranks = Mapping[str, int]
 _MAX_DRAWS = 100  # of one random sub-network, until a module of it has an adapter
 
 
-class Supernet:
+class Supernet(StepHook):
     """The sub-networks of a model's LoRA adapter.
 
     A module of rank r uses the first r rows of A and columns of B, as slimmable networks use their first channels
@@ -73,7 +75,7 @@ class Supernet:
         Rows of A and columns of B beyond its ranks are 0 meanwhile: so the others' gradients are those of the
         sub-network, and their own are 0.
         """
-        # `.data`, as weights are not to change for autograd, which is done with them at both ends of the block.
+        # `.data`, as weights must not change for autograd, which is done with them at both ends of the block.
         unused = [
             weight.data.narrow(dimension, ranks[pattern], weight.shape[dimension] - ranks[pattern])
             for pattern, dimension, weight in self._factors
@@ -83,25 +85,20 @@ class Supernet:
                 part.zero_()
             yield
 
-    def backward(self, step: int, backward: Callable[[float], Loss], divisor: float) -> Loss:
-        """Runs the backward passes of a step's sub-networks (the sandwich rule, arXiv:1903.05134, section 3.3).
+    def backward(self, batch: Batch, number: int, run: MicroBatchPass, divisor: float) -> Loss:
+        """Runs the passes of a step's sub-networks (the sandwich rule, arXiv:1903.05134, section 3.3).
 
         The gradient is the mean of theirs. The paper sums: the mean leaves clipping and the limits of the monitor as
         they are.
 
-        Args:
-            step: number of the step.
-            backward: runs both passes of one micro-batch, given the divisor of its loss.
-            divisor: of the loss of one network.
-
         Returns:
             The largest network's loss, with the losses of the smallest and of random ones as metrics.
         """
-        subnetworks = self.subnetworks(step)
+        subnetworks = self.subnetworks(batch.step)
         losses = []
         for ranks in subnetworks:
             with self.active(ranks):
-                losses.append(backward(divisor * len(subnetworks)))
+                losses.append(run(divisor * len(subnetworks)))
         largest, *others = losses
         names = ["loss/smallest", *["loss/random"] * (len(others) - 1)]
         measured = [{name: (loss.sum, loss.count)} for name, loss in zip(names, others, strict=False)]

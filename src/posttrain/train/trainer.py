@@ -2,37 +2,30 @@
 
 import logging
 import math
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.loading import is_out_of_memory
-from posttrain.models.packing import Packed
 from posttrain.parallel.mesh import Mesh
 from posttrain.store.errors import WorkError
 from posttrain.store.progress import progress_bar
 from posttrain.train.callbacks import CallbackList, TrainingStopped
 from posttrain.train.config import TrainConfig
 from posttrain.train.data.loader import Batch
-from posttrain.train.monitor.decisions import MonitorDecision
 from posttrain.train.monitor.meter import phase
-from posttrain.train.monitor.metrics import Sink, StepValues, mean_loss
+from posttrain.train.monitor.metrics import Sink, StepValues
 from posttrain.train.monitor.profile import profile_steps
 from posttrain.train.objectives.base import Objective
 from posttrain.train.objectives.loss import Loss, mean_metrics, merge_metrics
 from posttrain.train.optim.master_weights import clip_factor
-from posttrain.train.out_of_memory import empty_cache
+from posttrain.train.out_of_memory import empty_cache, halve_micro_batch
 from posttrain.train.recovery import graceful_shutdown
-from posttrain.train.regularization.adversarial import backward_adversarial
 from posttrain.train.setup import TrainingParts, autocast, set_up_training
 from posttrain.train.state import TrainingState, random_state, set_random_state
 
@@ -41,22 +34,19 @@ log = logging.getLogger("posttrain")
 
 @dataclass(frozen=True)
 class StepResult:
-    """The outcome of a step's forward passes.
+    """The outcome of a step's forward and backward passes.
 
     Args:
         loss: mean over everything that the objective counts.
         count: number of things that it counts; 0 if there is nothing.
         supervised: supervised tokens.
         metrics: means of the objective's other values.
-        unit_losses: float32 [units of the step], nats a supervised token of each, in their order; None if the
-            objective does not measure them.
     """
 
     loss: float
     count: float
     supervised: int
     metrics: dict[str, float]
-    unit_losses: Tensor | None
 
 
 @dataclass
@@ -89,12 +79,10 @@ class Trainer:
     kinds: Mapping[str, Sequence[str]] | None = None
     difficulties: np.ndarray | None = None
     profile: Path | None = None
-    callbacks: CallbackList | None = None
+    callbacks: CallbackList = field(default_factory=CallbackList)
     mesh: Mesh = field(default_factory=Mesh.single)
     parts: TrainingParts = field(init=False)
     state: TrainingState = field(init=False)
-    _checkpoint_memory_reserved: bool = field(default=False, init=False)
-    _last_checkpoint: float = field(default=0.0, init=False)  # by the monotonic clock
 
     def train(self) -> list[StepValues]:
         """Trains, resuming from the newest checkpoint.
@@ -121,21 +109,15 @@ class Trainer:
             difficulties=self.difficulties,
         ) as self.parts:
             self.state = self.parts.state
-            try:
-                self._train_steps()
-            except TrainingStopped:
-                self._take_averages()
-                raise
-            self._take_averages()
+            finished = self._train_steps()
+            for hook in self.state.hooks:
+                hook.end()
+        if not finished:
+            raise TrainingStopped(self.state.steps, self.state.sampler.steps)
         return self.state.steps
 
-    def _take_averages(self) -> None:
-        """Copies the averaged weights into the model, if they are the result."""
-        if self.state.ema:
-            # Checkpoints keep the weights, so that a longer training can resume from them.
-            self.state.ema.copy_to(self.state.masters.weights)
-
-    def _train_steps(self) -> None:
+    def _train_steps(self) -> bool:
+        """Runs the steps that are left; returns False if a callback has stopped the training."""
         steps, total = self.state.steps, self.state.sampler.steps
         folder = self.profile or self.scratch / "profile"
         with (
@@ -146,86 +128,62 @@ class Trainer:
             advance(len(steps))
             if steps:
                 log.info("  resumes behind step %d of %d", len(steps), total)
-            self._last_checkpoint = time.monotonic()
-            if self.callbacks and self.callbacks.on_begin(len(steps), total) and len(steps) < total:
-                self._stop(total)
+            stop = self.mesh.agree(self.callbacks.on_begin(len(steps), total)) and len(steps) < total
             # The number of finished steps is the position: nothing else counts them that could disagree after a
             # rollback.
-            while len(steps) < total and not self._has_learned():
+            while not stop and len(steps) < total and not self.state.has_learned(self.config.stop_loss):
                 before = len(steps)
                 self.train_step(before)
-                if profile_step:
-                    profile_step()
+                profile_step()
                 # A rollback shortens the list, and the progress with it.
                 advance(len(steps) - before, f"loss {steps[-1].loss:.4g}" if steps else "")
-                stop = len(steps) > before and self._call_back() and len(steps) < total
+                stop = self.mesh.agree(len(steps) > before and self._call_back()) and len(steps) < total
                 # A signal counts behind the last step too: it ends the program, and not this training alone.
-                if stop or requested_exit():
-                    self._stop(total)
+                if self.mesh.agree(requested_exit()):
+                    stop = True
+            if stop:
+                self.save_checkpoint(last=True)
+        return not stop
 
     def _call_back(self) -> bool:
         """Calls the callbacks after a step, and returns whether one of them asks to stop."""
-        if not self.callbacks:
-            return False
         try:
             return self.callbacks.on_step(self.state.steps[-1])
         except WorkError:
-            self._save(last=True)
+            self.parts.recovery.save(last=True)
             raise
-
-    def _stop(self, total: int) -> NoReturn:
-        self.save_checkpoint(last=True)
-        raise TrainingStopped(self.state.steps, total)
-
-    def _has_learned(self) -> bool:
-        """Returns whether an epoch just ended with a mean loss below ``train.stop_loss``."""
-        steps, limit = self.state.steps, self.config.stop_loss
-        if limit is None or not steps or self.state.sampler.position(len(steps)).epoch == steps[-1].epoch:
-            return False
-        loss = mean_loss(step for step in steps if step.epoch == steps[-1].epoch)
-        if loss is None or loss >= limit:
-            return False
-        total = self.state.sampler.steps
-        log.info("  loss %.2g is below train.stop_loss after %d of %d steps", loss, len(steps), total)
-        return True
 
     def train_step(self, step: int) -> None:
         """Runs one optimiser step: forward and backward passes, the monitor's checks, the update, a checkpoint."""
-        state, scaler, monitor = self.state, self.state.loss_scale, self.state.monitor
-        self.parts.meter.start()
+        state, parts, mesh = self.state, self.parts, self.mesh
+        scale = state.loss_scale.value
+        parts.meter.start()
         with phase("data"):
-            batch = self.parts.batches.next(step)
+            batch = parts.batches.next(step)
         # Loss and gradients of other data are no fault: records learned by heart have next to no gradient, beside which
         # any that a curriculum opens would look like an explosion.
         if batch.changes_data:
-            monitor.reset()
-        lr = state.interventions.lr_factor * self.parts.learning_rate(step)
+            state.monitor.reset()
+        lr = state.interventions.lr_factor * parts.learning_rate(step)
 
         batch, result = self.forward_backward(batch)
-        scale = scaler.value if scaler else 1.0
-        # Measured on the float32 sums: the norm of all processes would be reduced here, before anything is clipped.
-        norms, norm = self.gradient_norms(scale)
+        norms, norm = self.gradient_norms()
 
         # The loss scaler handles a gradient that overflowed in float16, and a skipped step has been judged before.
-        overflowed = scaler is not None and scaler.overflowed(result.loss, norm)
+        overflowed = mesh.agree(state.loss_scale.overflowed(result.loss, norm))
         monitored = step not in state.interventions.skipped_steps and not overflowed
-        decision = None
+        decision = update_ratio = None
         if monitored:
             with phase("watch"):
-                decision = monitor.before_step(result.loss, norm, result.supervised, step)
+                decision = mesh.agree(state.monitor.before_step(result.loss, norm, result.supervised, step))
         # A warning is for the log only; everything else keeps this gradient out of the weights.
-        stepped = monitored and (decision is None or decision.action == "warn")
-        metrics = result.metrics
-        if stepped:
-            self.optimizer_step(lr, norm, scale)
-            if state.gates:
-                metrics = metrics | state.gates.step(step, scale)
+        if monitored and (decision is None or decision.action == "warn"):
+            update_ratio = self.optimizer_step(step, lr, norm)
+        elif decision and parts.recovery.act(decision, [decision]):
+            return  # rolled back: this step is run again
         else:
-            if decision and self._act(decision, [decision]):
-                return  # rolled back: this step is run again
-            state.masters.zero_grad()
-        if scaler:
-            scaler.after(overflowed=overflowed)
+            state.weights.zero_grad()
+        state.loss_scale.after(overflowed=overflowed)
 
         values = StepValues(
             step=step,
@@ -235,21 +193,16 @@ class Trainer:
             grad_norm=norm,
             lr=lr,
             group_norms=norms,
-            update_ratio=state.masters.update_ratio if stepped else None,
-            loss_scale=scale if scaler else None,
-            metrics=metrics,
-            **self.parts.meter.read(
-                tokens=sum(batch.lengths.sequences),
-                computed=batch.lengths.computed,
-                pairs=batch.lengths.pairs,
-                supervised=result.supervised,
-                waited=self.parts.batches.waited,
-            ),
+            update_ratio=update_ratio,
+            loss_scale=scale if state.loss_scale.enabled else None,
+            metrics=result.metrics | {name: value for hook in state.hooks for name, value in hook.metrics.items()},
+            **parts.meter.read(batch.lengths, result.supervised, parts.batches.waited),
         )
         state.steps.append(values)
-        unit_losses = result.unit_losses if state.sampler.wants_unit_losses(step) else None
-        state.sampler.observe(step, result.loss, None if unit_losses is None else unit_losses.cpu().numpy())
-        self._finish_step(values, decision, monitored=monitored)
+        for hook in state.hooks:
+            hook.observe(step, result.loss)
+        if parts.recovery.finish_step(values, decision, monitored=monitored):
+            self.save_checkpoint()
 
     def forward_backward(self, batch: Batch) -> tuple[Batch, StepResult]:
         """Accumulates the gradient of a step; on out-of-memory, halves the micro-batch and retries the step.
@@ -262,159 +215,83 @@ class Trainer:
         """
         while True:
             random = random_state()  # a retry draws the same dropout
-            try:
-                gates = self.state.gates
-                with gates.sampled(batch.step) if gates else nullcontext():
-                    return batch, self.accumulate_gradients(batch)
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                # One example cannot be cut any further, whatever the budget.
-                if max(map(len, batch.rows)) == 1:
-                    longest = max(packed.tokens for packed in batch.packed)
-                    raise WorkError(
-                        f"out of memory with one example of {longest} tokens at a time; "
-                        "set train.recompute=full, a lower train.max_length or train.method=lora"
-                    ) from None
-            # Outside of the `except`: the error's frames hold the tensors that are to be freed.
-            self.state.masters.zero_grad()
+            result = self._try_gradients(batch)
+            out_of_memory = self.mesh.agree(result is None)
+            if result and not out_of_memory:
+                return batch, result
+            self.state.weights.zero_grad()
             empty_cache()
             set_random_state(random)
-            batch = self._halve_micro_batch(batch)
+            batches = self.parts.batches
+            batches.budget = halve_micro_batch(batch, batches.budget)
+            self.parts.recovery.limit_budget(batches.budget)
+            batch = batches.next(batch.step)
+
+    def _try_gradients(self, batch: Batch) -> StepResult | None:
+        """Accumulates the gradient of a step inside its hooks; None if memory ran out."""
+        try:
+            with ExitStack() as stack:
+                for hook in self.state.hooks:
+                    stack.enter_context(hook.gradients(batch))
+                return self.accumulate_gradients(batch)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        # The error's frames hold the tensors that are freed after the `except` alone.
+        return None
 
     def accumulate_gradients(self, batch: Batch) -> StepResult:
         """Adds the gradient of a step's loss to the weights', one micro-batch after another."""
         with self.autocast():
-            count = self.objective.begin_step(self.lm, batch.rows)
+            count = self.mesh.sum(self.objective.begin_step(self.lm, batch.rows))
         # Each sum is divided by the count of the whole step: the mean of micro-batches' means would weigh a token by
         # how the step happens to be cut.
         divisor = count or 1.0
-        scaled = divisor / (self.state.loss_scale.value if self.state.loss_scale else 1.0)
-        surgery, supernet = self.parts.surgery, self.parts.supernet
-        total, metrics, unit_losses, counts = 0.0, [], [], dict[int, float]()
-        for task, rows, packed in zip(batch.tasks, batch.rows, batch.packed, strict=True):
-            if surgery and counts and task not in counts:
-                with phase("surgery"):
-                    surgery.set_aside(len(counts) - 1)  # micro-batches come task by task
+        total, metrics = 0.0, []
+        for number in range(len(batch.packed)):
             with phase("backward"):
-                backward = partial(self.backward, packed, rows)
-                loss = supernet.backward(batch.step, backward, scaled) if supernet else backward(scaled)
+                loss = self.backward(batch, number, divisor / self.state.loss_scale.value)
             # Waits for the device, which has just finished the backward pass.
             total += loss.sum.item()
-            counts[task] = counts.get(task, 0.0) + loss.count
             metrics.append(loss.metrics)
-            if surgery:
-                metrics.append({f"loss/{surgery.names[task]}": (loss.sum, loss.count)})
-            if loss.unit_losses is not None:
-                unit_losses.append(loss.unit_losses)
-        values = mean_metrics(merge_metrics(metrics))
-        joined = torch.cat(unit_losses) if unit_losses else None
-        if surgery:
-            with phase("surgery"):
-                values |= surgery.combine(batch.step, [own / divisor for own in counts.values()])
-            joined = None if joined is None else joined[np.argsort(batch.places)]  # the step's order again
-        return StepResult(
-            total / divisor,
-            count,
-            sum(len(packed.targets) for packed in batch.packed),
-            values,
-            # Micro-batches keep the rows' order, so that joining them is the step's order.
-            joined,
-        )
+        total, supervised = self.mesh.sum((total, sum(len(packed.targets) for packed in batch.packed)))
+        values = mean_metrics(self.mesh.sum(merge_metrics(metrics)))
+        return StepResult(total / divisor, count, supervised, values)
 
-    def backward(self, packed: Packed, rows: list[int], divisor: float) -> Loss:
-        """Runs the forward and the backward pass of one micro-batch, and returns its loss without the graph."""
-        attack = self.config.noise.adversarial
-        if attack.method != "none":
-            return backward_adversarial(partial(self.compute_loss, packed, rows), divisor, self.lm, attack)
-        loss = self.compute_loss(packed, rows)
-        (loss.sum / divisor).backward()  # type: ignore[no-untyped-call]
-        return replace(loss, sum=loss.sum.detach())
+    def backward(self, batch: Batch, number: int, divisor: float) -> Loss:
+        """Runs the forward and the backward pass of one micro-batch, through all hooks; the loss has no graph."""
 
-    def compute_loss(self, packed: Packed, rows: list[int]) -> Loss:
-        """Runs the forward pass of one micro-batch, in the config's precision."""
-        with phase("head"), self.autocast():
-            return self.objective.loss(self.lm, packed, rows)
+        def run(divisor: float, **options: object) -> Loss:
+            with phase("head"), self.autocast():
+                loss = self.objective.loss(self.lm, batch.packed[number], batch.rows[number])
+            (loss.sum / divisor).backward(**options)  # type: ignore[no-untyped-call]
+            return replace(loss, sum=loss.sum.detach())
 
-    def gradient_norms(self, scale: float) -> tuple[dict[str, float], float]:
-        """Returns the L2 norm of the gradient by parameter group, and of all; several processes would reduce here."""
+        for hook in reversed(self.state.hooks):
+            run = partial(hook.backward, batch, number, run)
+        return run(divisor)
+
+    def gradient_norms(self) -> tuple[dict[str, float], float]:
+        """Returns the L2 norm of the gradient by layer group, and of all, on the float32 sums and before clipping."""
         with phase("clip"):
-            norms = {name: norm / scale for name, norm in self.state.masters.gradient_norms().items()}
-        return norms, math.hypot(*norms.values())
+            norms, scale = self.mesh.norm(self.state.weights.gradient_norms()), self.state.loss_scale.value
+        return {name: norm / scale for name, norm in norms.items()}, math.hypot(*norms.values()) / scale
 
-    def optimizer_step(self, lr: float, norm: float, scale: float) -> None:
-        """Unscales and clips the gradients, and updates the weights and their average."""
-        state = self.state
-        with phase("clip"):
-            gradients = state.masters.sums
-            if scale != 1:
-                # Before clipping, whose limits are for the true gradient.
-                torch._foreach_div_(gradients, scale)
-            factor = clip_factor(norm, self.config.clip)
+    def optimizer_step(self, step: int, lr: float, norm: float) -> float | None:
+        """Clips the gradient and updates the weights; returns the norm of the update by that of the weights."""
+        scale = self.state.loss_scale.value
         with phase("optimizer"):
-            state.masters.step(lr, factor)
-            if state.ema:
-                state.ema.update()
-        if not self._checkpoint_memory_reserved:
-            # Only now: optimisers allocate their state in the first step.
-            self.parts.checkpoints.prepare(state.tensors())
-            self._checkpoint_memory_reserved = True
+            ratio = self.state.weights.step(lr, clip_factor(norm, self.config.clip) / scale)
+            for hook in self.state.hooks:
+                hook.updated(step, scale)
+        # Only now: optimisers allocate their state in the first step.
+        self.parts.recovery.reserve_memory()
+        return ratio
 
     def save_checkpoint(self, *, last: bool = False) -> None:
-        """Saves a checkpoint if one is due, or before the process ends; of several processes, one would write it."""
+        """Saves a checkpoint if one is due, or before the process ends."""
         done = len(self.state.steps)
-        is_due = last or (self._checkpoint_is_due(done) and done < self.state.sampler.steps)
-        if is_due and self._save(last=last) and self.callbacks:
+        # After the last step the result is stored.
+        is_due = last or (self.parts.recovery.is_due() and done < self.state.sampler.steps)
+        if is_due and self.parts.recovery.save(last=last):
             self.callbacks.on_save(done)
-
-    def _save(self, *, last: bool) -> bool:
-        self._last_checkpoint = time.monotonic()
-        with phase("checkpoint"):
-            return self.parts.recovery.save(last=last)
-
-    def _checkpoint_is_due(self, steps: int) -> bool:
-        """Returns whether a checkpoint is due after so many steps, by their number or by the clock."""
-        config = self.config.checkpoint
-        # Steps come first, as they are the same on every machine.
-        if config.every_steps and steps % config.every_steps == 0:
-            return True
-        return config.every_seconds is not None and time.monotonic() - self._last_checkpoint >= config.every_seconds
-
-    def _finish_step(self, values: StepValues, before: MonitorDecision | None, *, monitored: bool) -> None:
-        """Checks a finished step, reports its values and decisions, and saves a checkpoint or intervenes."""
-        monitor, recovery = self.state.monitor, self.parts.recovery
-        with phase("watch"):
-            after = monitor.observe(values) if monitored else []
-        decisions = [*([before] if before else []), *after]
-        gravest = after[0] if after else None
-        if gravest and gravest.restores and self._act(gravest, decisions):
-            return
-        # Decisions of steps that a rollback took away are written with the first step that stays.
-        reported = [*recovery.unreported, *decisions]
-        recovery.unreported.clear()
-        monitor.record(values.step, reported)
-        if self.sink:
-            with phase("watch"):
-                self.sink.write(values, reported)
-        if gravest and not gravest.restores and gravest.action != "warn":
-            recovery.act(gravest, decisions)
-        else:
-            self.save_checkpoint()
-
-    def _act(self, decision: MonitorDecision, decisions: list[MonitorDecision]) -> bool:
-        """Carries out a decision; returns whether training was rolled back."""
-        return self.parts.recovery.act(decision, decisions)
-
-    def _halve_micro_batch(self, batch: Batch) -> Batch:
-        """Halves the token budget from this step on, and cuts the step's batch again."""
-        batches, recovery = self.parts.batches, self.parts.recovery
-        budget = max(1, min(batches.budget, max(packed.tokens for packed in batch.packed)) // 2)
-        log.warning(
-            "out of memory at step %d: micro-batches of at most %d tokens from here on, the batch stays as it is",
-            batch.step,
-            budget,
-        )
-        # Noted at once: a resumed training would otherwise run out of memory again.
-        batches.budget = recovery.log.fitting_budget = budget
-        recovery.log.write(self.scratch)
-        return batches.next(batch.step)

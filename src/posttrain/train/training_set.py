@@ -1,6 +1,7 @@
-"""Records as a training is to meet them: tokenised, and checked against the model, whose weights are not needed."""
+"""Records as a training reads them: tokenised, and checked against the model, whose weights are not needed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from posttrain.train.config import TrainConfig, training_phases
 from posttrain.train.data.compatibility import check_model
 from posttrain.train.data.config import DIFFICULTY_KEY, curriculum_difficulty
 from posttrain.train.data.encoding import load_encoder
-from posttrain.train.data.record_columns import check_margins, numeric_column, record_kinds, weight_column
+from posttrain.train.data.record_columns import RecordColumns
 from posttrain.train.data.token_set import TokenSet
 from posttrain.train.data.tokenise import tokenise
 from posttrain.train.objectives.build import record_shape
@@ -23,22 +24,45 @@ ANY_LENGTH = 2**30  # tokens; no record is longer
 
 
 @dataclass(frozen=True, eq=False)
+class TrainingRecords:
+    """The records of a training, and everything besides their tokens that it reads from them.
+
+    Args:
+        table: rows of the record schema.
+        kinds: each record's kind, by the columns that phases mix by or that names the tasks of gradient surgery.
+        difficulties: float64 [R], for a curriculum by a column.
+        weights: float64 [R], weights in the loss; None: all 1.
+        margins: float64 [R], how much better chosen answers are; None where the objective reads none.
+    """
+
+    table: pa.Table
+    kinds: dict[str, list[str]]
+    difficulties: np.ndarray | None
+    weights: np.ndarray | None
+    margins: np.ndarray | None
+
+    def split(self, kept: np.ndarray) -> tuple["TrainingRecords", list[str]]:
+        """Returns the records where ``kept``, bool [R], is True, and the ids of the others."""
+        optional = (self.difficulties, self.weights, self.margins)
+        columns = (None if column is None else column[kept] for column in optional)
+        kinds = {name: list(compress(values, kept)) for name, values in self.kinds.items()}
+        others = self.table.filter(pa.array(~kept))["id"].to_pylist()
+        return TrainingRecords(self.table.filter(pa.array(kept)), kinds, *columns), others
+
+
+@dataclass(frozen=True, eq=False)
 class TrainingSet:
     """The tokenised records of a training.
 
     Args:
         units: their tokens.
-        kinds: each record's kind, by the columns that phases mix by or that names the tasks of gradient surgery.
-        difficulties: float64 [R], for a curriculum by a column.
-        weights: float64 [R], above 0 and 1 in the mean: weights in the loss; None: all 1.
+        records: the records; their weights are above 0 and 1 in the mean.
         weightless: ids of the records of weight 0, which are left out.
         too_long: ids of the records that are left out as they are longer than ``max_length``.
     """
 
     units: TokenSet
-    kinds: dict[str, list[str]]
-    difficulties: np.ndarray | None
-    weights: np.ndarray | None
+    records: TrainingRecords
     weightless: list[str]
     too_long: list[str]
 
@@ -68,34 +92,43 @@ def read_training_set(
     """
     if records.num_rows == 0:
         raise UserError("there is no labelled record to train on")
-    if difficulties is None:
-        difficulties = _record_difficulties(config, records)
-    counts, weightless = _record_weights(config, records, weights), []
+    read = _read_records(config, records, difficulties, weights)
     shape, encoder = record_shape(config, records), load_encoder(source, task)
     folder, processes = scratch / "tokens", config.loader.processes
     too_long: list[str] = []
+    weightless: list[str] = []
     if config.too_long == "drop":
-        # Whole first: the length of a record is known when it is tokenised, and its number in other columns before.
+        # Whole first: the length of a record is known when it is tokenised.
         whole = tokenise(encoder, records, ANY_LENGTH, shape, folder, processes)
         fits = whole.longest <= config.max_length
-        too_long = records.filter(pa.array(~fits))["id"].to_pylist()
         require_fitting(int(fits.sum()), len(fits), config.max_length)
-        records, counts = records.filter(pa.array(fits)), None if counts is None else counts[fits]
-        difficulties = None if difficulties is None else difficulties[fits]
-    if counts is not None:
+        read, too_long = read.split(fits)
+    if read.weights is not None:
         # Weight 0 is left out here: a step of such records alone would divide by 0.
-        used = counts > 0
+        weights, used = read.weights, read.weights > 0
         if not used.any():
             raise UserError("the records that are short enough have a weight of 0", where="train.max_length")
-        weightless = records.filter(pa.array(~used))["id"].to_pylist()
-        records, counts = records.filter(pa.array(used)), counts[used] / counts[used].mean()
-        difficulties = None if difficulties is None else difficulties[used]
-    kinds = record_kinds(config.phases, config.surgery.task_column, records)
-    units = tokenise(encoder, records, config.max_length, shape, folder, processes)
-    check_model(read_config(source), encoder.chat.tokenizer, units, records)
-    if objective_spec(config.objective).margins:
-        check_margins(records, units.margins)
-    return TrainingSet(units, kinds, difficulties, counts, weightless, too_long)
+        read, weightless = read.split(used)
+        read = replace(read, weights=weights[used] / weights[used].mean())
+    units = tokenise(encoder, read.table, config.max_length, shape, folder, processes)
+    check_model(read_config(source), encoder.chat.tokenizer, units, read.table)
+    return TrainingSet(units, read, weightless, too_long)
+
+
+def _read_records(
+    config: TrainConfig, records: pa.Table, difficulties: np.ndarray | None, weights: np.ndarray | None
+) -> TrainingRecords:
+    """Reads all columns that the config names, once; arguments as of `read_training_set`."""
+    columns, difficulty = RecordColumns(records), curriculum_difficulty(training_phases(config))
+    if difficulties is None and difficulty not in (None, "loss"):
+        difficulties = columns.numbers(str(difficulty), DIFFICULTY_KEY)
+    return TrainingRecords(
+        records,
+        columns.kinds(config.phases, config.surgery.task_column),
+        difficulties,
+        _record_weights(config, columns, weights),
+        columns.margins() if objective_spec(config.objective).margins else None,
+    )
 
 
 def require_fitting(count: int, total: int, max_length: int) -> None:
@@ -105,7 +138,7 @@ def require_fitting(count: int, total: int, max_length: int) -> None:
         raise UserError(what, where="train.max_length", fix="raise it, or set train.too_long to truncate")
 
 
-def _record_weights(config: TrainConfig, records: pa.Table, given: np.ndarray | None) -> np.ndarray | None:
+def _record_weights(config: TrainConfig, columns: RecordColumns, given: np.ndarray | None) -> np.ndarray | None:
     """Returns the records' weights in the loss: those given, times the column that the config names; None: all 1.
 
     Raises:
@@ -118,13 +151,7 @@ def _record_weights(config: TrainConfig, records: pa.Table, given: np.ndarray | 
         raise UserError(what, where="train.weight", fix="leave it out, or take another objective")
     if config.weight is None:
         return given
-    weights = weight_column(records, config.weight)
+    weights = columns.weights(config.weight)
     if not weights.any():
         raise UserError(f"every record's weight `{config.weight}` is 0", where="train.weight")
     return weights if given is None else weights * given
-
-
-def _record_difficulties(config: TrainConfig, records: pa.Table) -> np.ndarray | None:
-    """Returns the records' difficulties, if a curriculum uses a column."""
-    name = curriculum_difficulty(training_phases(config))
-    return None if name in (None, "loss") else numeric_column(records, str(name), DIFFICULTY_KEY)

@@ -80,7 +80,7 @@ def two_checkpoints(foreground: Checkpoints, make: Callable[..., Checkpoint]) ->
 
 @pytest.fixture
 def background(folder: Path) -> Iterator[Callable[..., Checkpoints]]:
-    """``background(when_busy="skip")``: checkpoints written in the background, closed after the test."""
+    """``background(keep_last=9)``: checkpoints written in the background, closed after the test."""
     checkpoints_list = []
 
     def open_checkpoints(**config: Any) -> Checkpoints:

@@ -153,7 +153,7 @@ def _act(request: Request) -> None:
             match name:
                 case "save":
                     step, version = arguments
-                    checkpoints.save(step, make(step, version, request.size), metric=float(step))
+                    checkpoints.save(step, make(step, version, request.size))
                     if request.hang:
                         os.kill(os.getpid(), signal.SIGKILL)
                 case "latest":

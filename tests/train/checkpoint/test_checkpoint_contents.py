@@ -139,12 +139,12 @@ def test_a_negative_step_is_refused(foreground: Checkpoints, make: Make) -> None
 
 def test_the_manifest_describes_the_files(foreground: Checkpoints, make: Make) -> None:
     expected = make(7)
-    foreground.save(7, expected, metric=0.25)
+    foreground.save(7, expected)
     folder = foreground.folder / "step-000000007"
     names = {"manifest.json", "state.json", "steps.jsonl", "tensors.safetensors"}
     assert {path.name for path in folder.iterdir()} == names
     manifest = json.loads((folder / "manifest.json").read_bytes())
-    assert (manifest["format"], manifest["step"], manifest["metric"]) == (2, 7, 0.25)
+    assert (manifest["format"], manifest["step"]) == (3, 7)
     content = (folder / "tensors.safetensors").read_bytes()
     assert manifest["tensors_size"] == len(content)
     for name in ("state", "steps"):
@@ -192,7 +192,6 @@ def test_a_large_tensor_loads_as_saved(foreground: Checkpoints, same: Same) -> N
 def test_an_empty_folder_has_no_checkpoint(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "never" / "made", CheckpointConfig())
     assert checkpoints.latest() is None
-    assert checkpoints.best() is None
     assert checkpoints.at(3) is None
     assert checkpoints.rewind(3) is None
     assert checkpoints.steps() == []

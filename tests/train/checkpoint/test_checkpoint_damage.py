@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from posttrain.store.errors import UserError
 from posttrain.train.checkpoint.checkpoints import Checkpoints
-from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.checkpoint.format import MANIFEST, STATE, STEPS, TENSORS, Checkpoint, DamagedCheckpoint
 from posttrain.train.checkpoint.reader import read_checkpoint
 
@@ -170,29 +169,6 @@ def test_a_manifest_of_another_step_is_damage(
     assert "manifest.json is of step 4" in caplog.text
 
 
-def test_a_folder_of_the_old_format_is_ignored(two_checkpoints: Checkpoints, make: Make, same: Same) -> None:
-    old = two_checkpoints.folder / "step-000000009"
-    old.mkdir()
-    (old / "sha256.json").write_text("{}")
-    assert same(two_checkpoints.latest(), make(4))
-
-
-@pytest.mark.parametrize("number", [1, 3])
-def test_a_checkpoint_of_another_format_is_not_touched(
-    two_checkpoints: Checkpoints, make: Make, same: Same, caplog: pytest.LogCaptureFixture, number: int
-) -> None:
-    """Another version may read it: it is neither used nor removed, however many checkpoints follow."""
-    manifest = two_checkpoints.folder / NEWEST / MANIFEST
-    manifest.write_text(json.dumps({**json.loads(manifest.read_bytes()), "format": number, "new": "thing"}))
-    assert same(two_checkpoints.latest(), make(3))
-    message = f"{NEWEST} cannot be used ({MANIFEST} has format {number}, and this version of posttrain reads 2)"
-    assert message in caplog.text
-    for step in range(5, 9):
-        two_checkpoints.save(step, make(step))
-    assert (two_checkpoints.folder / "other-format-000000004" / TENSORS).is_file()
-    assert two_checkpoints.steps() == [7, 8]
-
-
 def test_without_an_intact_checkpoint_there_is_none(
     two_checkpoints: Checkpoints, make: Make, same: Same, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -232,17 +208,6 @@ def test_pruning_does_not_count_damaged_checkpoints(
     assert two_checkpoints.steps() == [3, 5]
     damage(two_checkpoints.folder / "step-000000005" / TENSORS, "last byte")
     assert same(two_checkpoints.latest(), make(3))
-
-
-def test_a_damaged_best_gives_the_next_best(folder: Path, make: Make, same: Same) -> None:
-    checkpoints = Checkpoints(folder, CheckpointConfig(background=False, keep_last=9))
-    for step, metric in ((1, 0.3), (2, 0.1), (3, 0.2)):
-        checkpoints.save(step, make(step), metric=metric)
-    assert same(checkpoints.best(), make(2))
-    damage(folder / "step-000000002" / TENSORS, "last byte")
-    assert same(checkpoints.best(), make(3))
-    damage(folder / "step-000000003" / MANIFEST, "half")
-    assert same(checkpoints.best(), make(1))
 
 
 def test_a_read_error_is_damage(

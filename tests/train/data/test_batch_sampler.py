@@ -13,7 +13,7 @@ from posttrain.store.errors import UserError
 from posttrain.train.data.batch_sampler import BatchSampler, EpochPlan
 from posttrain.train.data.config import CurriculumConfig, PhaseConfig
 from posttrain.train.data.mix import MixPart
-from posttrain.train.data.record_columns import category_column, numeric_column
+from posttrain.train.data.record_columns import RecordColumns
 
 MakeRecords = Callable[..., pa.Table]
 
@@ -255,10 +255,10 @@ def test_kinds_and_scores_come_from_the_records(make_records: MakeRecords) -> No
     records = make_records([("hi", "x"), ("hello", "y")])
     meta = pa.array([json.dumps({"topic": topic, "score": 0.5}) for topic in ("cards", "loans")])
     records = records.set_column(records.schema.get_field_index("meta"), "meta", meta)
-    assert category_column(records, "source", "here") == ["f", "f"]
-    assert category_column(records, "topic", "here") == ["cards", "loans"]
-    assert numeric_column(records, "score", "here").tolist() == [0.5, 0.5]
+    assert RecordColumns(records).categories("source", "here") == ["f", "f"]
+    assert RecordColumns(records).categories("topic", "here") == ["cards", "loans"]
+    assert RecordColumns(records).numbers("score", "here").tolist() == [0.5, 0.5]
     with pytest.raises(UserError, match=f"f:1: record {1:020x}: it has no `dataset`; .* in here"):
-        category_column(records, "dataset", "here")
+        RecordColumns(records).categories("dataset", "here")
     with pytest.raises(UserError, match=f"f:1: record {1:020x}: it has no number `topic` but `cards`; .* in here"):
-        numeric_column(records, "topic", "here")
+        RecordColumns(records).numbers("topic", "here")

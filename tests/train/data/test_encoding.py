@@ -107,14 +107,10 @@ def test_a_record_without_an_answer_is_refused(
 
 def test_only_the_answers_of_a_pair_are_learned() -> None:
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
-    result = build_example(
-        encoder(), record(prompt=turns, completion="x", rejected="y", meta={"margin": 2}), 99, "pair"
-    )
+    result = build_example(encoder(), record(prompt=turns, completion="x", rejected="y"), 99, "pair")
     prompt = "<|user|>a<|end|><|assistant|>b<|end|><|user|>c<|end|><|assistant|>"
     assert [decode_parts(sequence) for sequence in result.unit] == [(prompt, "x<|end|>"), (prompt, "y<|end|>")]
-    assert (result.margin, result.target, result.cut) == (2.0, -1, False)
-    without_margin = build_example(encoder(), record(completion="x", rejected="y", meta={"margin": "much"}), 99, "pair")
-    assert without_margin.margin != without_margin.margin
+    assert (result.target, result.cut) == (-1, False)
 
 
 @pytest.mark.parametrize("label", [True, False])
@@ -134,11 +130,11 @@ def test_a_class_is_predicted_at_the_end_of_the_prompt(values: dict[str, Any]) -
 @pytest.mark.parametrize(
     ("values", "shape", "message"),
     [
-        ({"completion": "x"}, "pair", "it is no pair of a chosen and a rejected answer"),
+        ({"completion": "x"}, "pair", "it is not a pair of a chosen and a rejected answer"),
         ({"completion": "x", "rejected": "x"}, "pair", "its chosen and its rejected answer are the same"),
-        ({"completion": "x"}, "labelled", "no answer with a label true or false; give it a column `label`"),
-        ({"completion": "x", "meta": {"label": 1}}, "labelled", "no answer with a label true or false"),
-        ({"meta": {"label": True}}, "labelled", "no answer with a label true or false"),
+        ({"completion": "x"}, "labelled", "not an answer with a label true or false; give it a column `label`"),
+        ({"completion": "x", "meta": {"label": 1}}, "labelled", "not an answer with a label true or false"),
+        ({"meta": {"label": True}}, "labelled", "not an answer with a label true or false"),
         ({"completion": "lone"}, "class", "no label `lone` in task.labels; did you mean `loan`?"),
         ({"meta": {"label": 2}}, "class", "label 2 is out of range, task.labels has 2"),
         ({"meta": {"label": -1}}, "class", "label -1 is out of range, task.labels has 2"),

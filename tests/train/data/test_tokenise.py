@@ -18,6 +18,7 @@ from posttrain.models.tiny import byte_tokenizer
 from posttrain.store.errors import UserError, WorkError
 from posttrain.train.data import tokenise as blocks
 from posttrain.train.data.encoding import Encoder, encode
+from posttrain.train.data.record_columns import RecordColumns
 from posttrain.train.data.token_set import DTYPES, RECORDS, TokenSet
 from posttrain.train.data.tokenise import tokenise
 
@@ -85,7 +86,7 @@ def test_pairs_are_units_of_two(pairs: pa.Table, tmp_path: Path) -> None:
     assert list(result) == encode(encoder(), pairs, 100, "pair")[0]
     sizes = [[len(sequence.ids) for sequence in unit] for unit in result]
     assert result.longest.tolist() == [max(unit) for unit in sizes]
-    assert result.margins.tolist() == [0, 1, 2, 0, 4, 5, 0, 7, 8, 0]
+    assert RecordColumns(pairs).margins().tolist() == [0, 1, 2, 0, 4, 5, 0, 7, 8, 0]
 
 
 def test_labels_are_the_targets(records: pa.Table, tmp_path: Path) -> None:

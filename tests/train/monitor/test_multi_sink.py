@@ -121,7 +121,7 @@ def test_sinks_opened_from_a_config(path: Path, make_values: MakeValues, caplog:
     assert steps(path) == list(range(6))
     (line,) = caplog.messages
     with urllib.request.urlopen(line.split(" at ")[1], timeout=10) as answer:
-        assert b"posttrain_train_step 5.0" in answer.read()
+        assert b'posttrain_train_value{name="step"} 5.0' in answer.read()
     sinks.close()
 
 

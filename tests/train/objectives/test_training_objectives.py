@@ -144,8 +144,8 @@ def test_the_losses_do_not_depend_on_micro_batches(
 @pytest.mark.parametrize(
     ("objective", "shape", "message"),
     [
-        ("dpo", "completion", "it is no pair of a chosen and a rejected answer"),
-        ("kto", "completion", "it is no answer with a label true or false"),
+        ("dpo", "completion", "it is not a pair of a chosen and a rejected answer"),
+        ("kto", "completion", "it is not an answer with a label true or false"),
         ("classification", "labelled", "no label `card lost` in task.labels"),
     ],
 )

@@ -4,8 +4,11 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from torch import nn
 
+from posttrain.train.optim.config import OptimizerConfig
 from posttrain.train.optim.ema import Ema
+from posttrain.train.optim.master_weights import MasterWeights
 
 STEPS = 40
 
@@ -16,13 +19,24 @@ def trajectory() -> list[list[torch.Tensor]]:
     return [[torch.randn(3, 4), torch.randn(5)] for _ in range(STEPS + 1)]
 
 
-def average_over(decay: float, weights: Sequence[Sequence[torch.Tensor]]) -> Ema:
-    masters = [weight.clone() for weight in weights[0]]
-    ema = Ema(decay, ["a", "b"], masters)
-    for step in range(1, len(weights)):
-        for master, weight in zip(masters, weights[step], strict=True):
-            master.copy_(weight)
-        ema.update()
+def weights_at(start: Sequence[torch.Tensor], dtype: torch.dtype = torch.float32) -> MasterWeights:
+    """The weights of a model with these parameters."""
+    model = nn.ParameterDict({"a": start[0].clone(), "b": start[1].clone()}).to(dtype)
+    return MasterWeights(model, OptimizerConfig())
+
+
+def follow(ema: Ema, weights: MasterWeights, steps: Sequence[Sequence[torch.Tensor]]) -> None:
+    """Moves the weights through these values, and updates the average at each."""
+    for values in steps:
+        for master, value in zip(weights.masters, values, strict=True):
+            master.data.copy_(value)
+        ema.updated(0, 1.0)
+
+
+def average_over(decay: float, values: Sequence[Sequence[torch.Tensor]]) -> Ema:
+    weights = weights_at(values[0])
+    ema = Ema(decay, weights)
+    follow(ema, weights, values[1:])
     return ema
 
 
@@ -45,21 +59,21 @@ def test_the_average_resumes(stop_step: int) -> None:
     uninterrupted = average_over(decay, weights)
     interrupted = average_over(decay, weights[: stop_step + 1])
     saved = {name: tensor.clone() for name, tensor in interrupted.tensors().items()}
-    masters = [weight.clone() for weight in weights[0]]
-    resumed = Ema(decay, ["a", "b"], masters)
+    masters = weights_at(weights[0])
+    resumed = Ema(decay, masters)
     resumed.load(saved)
-    for step in range(stop_step + 1, STEPS + 1):
-        for master, weight in zip(masters, weights[step], strict=True):
-            master.copy_(weight)
-        resumed.update()
+    follow(resumed, masters, weights[stop_step + 1 :])
     assert resumed.updates == uninterrupted.updates
     for name, tensor in uninterrupted.tensors().items():
         assert torch.equal(resumed.tensors()[name], tensor), name
 
 
 def test_the_average_is_rounded_into_the_model() -> None:
-    ema = average_over(0.9, trajectory())
-    model = [torch.zeros(3, 4, dtype=torch.bfloat16), torch.zeros(5)]
-    ema.copy_to(model)
-    assert torch.equal(model[0], ema.averages[0].bfloat16())
-    assert torch.equal(model[1], ema.averages[1])
+    values = trajectory()
+    weights = weights_at(values[0], torch.bfloat16)
+    ema = Ema(0.9, weights)
+    follow(ema, weights, values[1:])
+    averages = [average.clone() for average in ema.averages]
+    ema.end()
+    for weight, average in zip(weights.weights, averages, strict=True):
+        assert torch.equal(weight.detach(), average.bfloat16())

@@ -175,14 +175,13 @@ def test_a_widened_embedding_outputs_rows_of_its_master() -> None:
     ids = torch.tensor([[1, 4, 1]])
     with torch.no_grad():
         masters.masters[0].add_(1e-4)  # less than a step in bfloat16
-    with masters.swapped_in():
-        assert model.embedding(ids).dtype == torch.bfloat16  # without widening, the dtype stays
-    hook = model.embedding.register_forward_hook(lambda module, inputs, result: result.float())
-    with masters.swapped_in():
-        result = model.embedding(ids)
-        assert torch.equal(result.detach(), masters.masters[0][ids])
-        (result * torch.tensor([1.0, 2.0, 4.0])[None, :, None]).sum().backward()
-    assert masters.sums[0][:, 0].tolist() == [0, 5, 0, 0, 2, 0, 0]
+    assert model.embedding(ids).dtype == torch.bfloat16  # without widening, the dtype stays
+    hook = model.embedding.register_forward_hook(lambda module, inputs, result: result.float(), prepend=True)
+    result = model.embedding(ids)
+    assert torch.equal(result.detach(), masters.masters[0][ids])
+    (result * torch.tensor([1.0, 2.0, 4.0])[None, :, None]).sum().backward()
+    assert masters.finished_sums()[0][:, 0].tolist() == [0, 5, 0, 0, 2, 0, 0]
+    masters.close()
     assert not torch.equal(model.embedding(ids), masters.masters[0][ids])
     hook.remove()
 

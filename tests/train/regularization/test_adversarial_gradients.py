@@ -1,6 +1,8 @@
 """Adversarial training against plain PyTorch."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +12,12 @@ from torch import Tensor
 from posttrain.models.chat import TokenizedExample
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Packed, Unit, pack, packed_attention
+from posttrain.train.data.loader import Batch, BatchLengths
 from posttrain.train.lora import add_adapter
 from posttrain.train.lora_config import LoraConfig
 from posttrain.train.objectives.loss import Loss, sequence_log_probs
 from posttrain.train.objectives.sft import sft
-from posttrain.train.regularization.adversarial import backward_adversarial
+from posttrain.train.regularization.adversarial import AdversarialTraining
 from posttrain.train.regularization.config import AdversarialConfig
 
 Fresh = Callable[..., LanguageModel]
@@ -35,6 +38,18 @@ def gradients(lm: LanguageModel) -> dict[str, Tensor]:
 
 def forward(lm: LanguageModel, packed: Packed) -> Callable[[], Loss]:
     return lambda: sft(sequence_log_probs(lm, packed))
+
+
+def backward_adversarial(loss: Callable[[], Loss], whole: float, lm: LanguageModel, config: AdversarialConfig) -> Loss:
+    """Runs the backward pass of one micro-batch."""
+
+    def run(divisor: float, **options: Any) -> Loss:
+        result = loss()
+        (result.sum / divisor).backward(**options)
+        return replace(result, sum=result.sum.detach())
+
+    batch = Batch(0, 0, [[0]], [], BatchLengths([], 0, 0), [0], [0])
+    return AdversarialTraining(lm, config).backward(batch, 0, run, whole)
 
 
 def plain_and_perturbed_loss(

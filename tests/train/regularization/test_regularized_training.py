@@ -174,12 +174,13 @@ def test_the_moving_average_is_saved(
     names: list[str] = []
     step = MasterWeights.step
 
-    def record_masters(self: MasterWeights, rate: float, scale: float = 1.0) -> None:
+    def record_masters(self: MasterWeights, rate: float, scale: float = 1.0) -> float | None:
         names[:] = self.names
         if not masters_by_step:
             masters_by_step.append([master.detach().clone() for master in self.masters])
-        step(self, rate, scale)
+        ratio = step(self, rate, scale)
         masters_by_step.append([master.detach().clone() for master in self.masters])
+        return ratio
 
     monkeypatch.setattr(MasterWeights, "step", record_masters)
     run_training(tiny_model, records, config.model_copy(update={"ema": 0.15}), tmp_path / "average")

@@ -1,7 +1,6 @@
 """Saves, prunes and finds checkpoints while training runs."""
 
 import logging
-import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -15,7 +14,7 @@ from torch import Tensor
 from posttrain.store.errors import UserError
 from posttrain.store.files import disk_errors
 from posttrain.train.checkpoint.config import CheckpointConfig
-from posttrain.train.checkpoint.folder import CheckpointFolder, rank_by_metric
+from posttrain.train.checkpoint.folder import CheckpointFolder
 from posttrain.train.checkpoint.format import Checkpoint, encode_state
 from posttrain.train.checkpoint.snapshot import Snapshots, lower_priority, run_in_thread, to_host
 from posttrain.train.checkpoint.writer import StepsFile, write_checkpoint
@@ -51,19 +50,15 @@ class Checkpoints:
         if self.config.background and self.config.enabled and self._writing is None:
             self._snapshots.prepare(dict(tensors))
 
-    def save(self, step: int, checkpoint: Checkpoint, metric: float | None = None) -> bool:
+    def save(self, step: int, checkpoint: Checkpoint) -> None:
         """Saves a checkpoint; its tensors may change as soon as this returns.
 
-        Afterwards the checkpoints that the config does not keep are removed. A full disk in the background is
-        logged, and costs checkpoints, not the training.
+        It waits for one that is still being written. Afterwards the checkpoints that the config does not keep are
+        removed. A full disk in the background is logged, and costs checkpoints, not the training.
 
         Args:
             step: number of optimiser steps so far; a checkpoint of the same step is replaced.
             checkpoint: tensors on any device, contiguous or not, JSON, and all steps so far.
-            metric: chooses the best checkpoint; NaN and infinities count as none.
-
-        Returns:
-            False if it was skipped because the one before is still being written.
 
         Raises:
             UserError: the folder cannot be created, or the disk is full and the config not ``background``.
@@ -73,21 +68,15 @@ class Checkpoints:
         """
         if step < 0:
             raise ValueError(f"step {step} is negative")
-        # Waiting for a slow disk would stop the accelerator; the next save is due soon.
-        if self._writing and not self._writing.done() and self.config.when_busy == "skip":
-            log.warning("no checkpoint of step %d: the one before is still being written", step)
-            return False
         self._finish()
         # Encoded in this thread, before training changes what it holds.
         state, steps = encode_state(checkpoint.state), list(checkpoint.steps)
-        score = float(metric) if metric is not None and math.isfinite(metric) else None
         self._folder.make()
         if self.config.background:
             tensors = self._snapshots.take(checkpoint.tensors)
-            self._writing = run_in_thread(lambda: self._write_in_background(step, tensors, state, steps, score))
+            self._writing = run_in_thread(lambda: self._write_in_background(step, tensors, state, steps))
         else:
-            self._write(step, to_host(checkpoint.tensors), state, steps, score)
-        return True
+            self._write(step, to_host(checkpoint.tensors), state, steps)
 
     def close(self) -> None:
         """Waits for the checkpoint that is being written, and frees the buffers.
@@ -104,11 +93,6 @@ class Checkpoints:
         """Returns the newest whole checkpoint, or None; damaged ones are logged and put aside."""
         with self._idle_folder() as folder:
             return folder.first_valid(reversed(folder.steps()))
-
-    def best(self) -> Checkpoint | None:
-        """Returns the whole checkpoint with the best metric, or None."""
-        with self._idle_folder() as folder:
-            return folder.first_valid(rank_by_metric(folder.saved(), self.config))
 
     def at(self, step: int) -> Checkpoint | None:
         """Returns the checkpoint of this step, or None if it is missing or damaged."""
@@ -131,11 +115,11 @@ class Checkpoints:
             return checkpoint
 
     def _write_in_background(
-        self, step: int, tensors: Mapping[str, Tensor], state: bytes, steps: Sequence[StepValues], metric: float | None
+        self, step: int, tensors: Mapping[str, Tensor], state: bytes, steps: Sequence[StepValues]
     ) -> None:
         try:
             lower_priority()
-            self._write(step, tensors, state, steps, metric)
+            self._write(step, tensors, state, steps)
         except UserError as refusal:
             why = f"{refusal.where}: {refusal.what}" if refusal.where else refusal.what
             log.warning("no checkpoint of step %d (%s): training continues without it", step, why)
@@ -144,16 +128,14 @@ class Checkpoints:
             log.warning("saving the checkpoint of step %d failed: %s", step, error)
             raise
 
-    def _write(
-        self, step: int, tensors: Mapping[str, Tensor], state: bytes, steps: Sequence[StepValues], metric: float | None
-    ) -> None:
+    def _write(self, step: int, tensors: Mapping[str, Tensor], state: bytes, steps: Sequence[StepValues]) -> None:
         with disk_errors(self.folder), self._folder.fresh() as fresh:
-            manifest = write_checkpoint(fresh, step, metric, tensors, state, steps, self._free_steps_file())
+            manifest = write_checkpoint(fresh, step, tensors, state, steps, self._free_steps_file())
             with self._folder.locked():
                 # Committed before anything is pruned: a kill in between leaves one checkpoint too many, never too few.
                 committed = self._folder.commit(fresh, step)
                 self._steps_files.append(StepsFile(committed, steps, manifest.steps_checksum))
-                self._folder.prune(self.config, step)
+                self._folder.prune(self.config.keep_last, step)
 
     def _free_steps_file(self) -> StepsFile | None:
         """Returns a steps file that may grow, because the newest checkpoint does not need it."""

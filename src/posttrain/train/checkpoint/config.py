@@ -1,7 +1,5 @@
 """The config section for checkpoints."""
 
-from typing import Literal
-
 from pydantic import Field
 
 from posttrain.store.section import Section
@@ -15,13 +13,7 @@ class CheckpointConfig(Section):
     )
     every_steps: int | None = Field(None, ge=1, description="Optimiser steps between checkpoints; null: by the clock.")
     keep_last: int = Field(2, ge=1, description="Number of newest checkpoints to keep.")
-    keep_best: bool = Field(False, description="Also keep the one with the best metric.")
-    mode: Literal["min", "max"] = Field("min", description="Best metric: the lowest or the highest.")
-    keep_every: int | None = Field(None, ge=1, description="Also keep every checkpoint whose step this divides.")
     background: bool = Field(True, description="Write in the background, from a copy of the state in memory.")
-    when_busy: Literal["wait", "skip"] = Field(
-        "wait", description="Wait for a checkpoint that is still being written, or skip the new one."
-    )
 
     @property
     def enabled(self) -> bool:

@@ -5,14 +5,12 @@ import logging
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
 
 from posttrain.store.files import disk_errors, make_folder, remove_abandoned_folders, sync_folder, temporary_folder
-from posttrain.train.checkpoint.config import CheckpointConfig
-from posttrain.train.checkpoint.format import Checkpoint, DamagedCheckpoint, UnsupportedFormat
+from posttrain.train.checkpoint.format import Checkpoint, DamagedCheckpoint
 from posttrain.train.checkpoint.reader import read_checkpoint, read_manifest
 
 log = logging.getLogger("posttrain")
@@ -20,14 +18,6 @@ log = logging.getLogger("posttrain")
 _NAME = re.compile(r"step-(\d{9,})")
 
 _REPLACED = ".replaced"
-
-
-@dataclass(frozen=True)
-class SavedCheckpoint:
-    """A checkpoint in the folder, and the metric that it was saved with: finite or None."""
-
-    step: int
-    metric: float | None
 
 
 class CheckpointFolder:
@@ -105,23 +95,18 @@ class CheckpointFolder:
             log.warning("no other checkpoint to start from")
         return None
 
-    def saved(self) -> list[SavedCheckpoint]:
-        """Returns step and metric of all checkpoints with a valid manifest; the others are put aside."""
-        checkpoints = []
+    def prune(self, keep_last: int, committed: int) -> None:
+        """Removes all checkpoints but the newest ``keep_last``; ``committed``, just verified, always stays."""
+        whole = []
         for step in self.steps():
             try:
-                checkpoints.append(SavedCheckpoint(step, read_manifest(self._place(step), step).metric))
+                read_manifest(self._place(step), step)
+                whole.append(step)
             except DamagedCheckpoint as damage:
                 self._put_aside(step, damage)
-        return checkpoints
-
-    def prune(self, config: CheckpointConfig, committed: int) -> None:
-        """Removes all checkpoints but those to keep; ``committed``, just verified, always stays."""
-        saved = self.saved()
-        keep = steps_to_keep(saved, config) | {committed}
-        for checkpoint in saved:
-            if checkpoint.step not in keep:
-                self.remove(checkpoint.step)
+        for step in whole[:-keep_last]:
+            if step != committed:
+                self.remove(step)
         for old in sorted(self.path.glob("damaged-*"))[:-1]:  # the last one stays for inspection
             self._discard(old)
 
@@ -135,14 +120,11 @@ class CheckpointFolder:
     def _put_aside(self, step: int, damage: DamagedCheckpoint) -> None:
         """Renames an unusable checkpoint, so that it does not count among those to keep."""
         folder = self._place(step)
-        # A checkpoint of another version is never pruned: that version can still read it.
-        name = f"{'other-format' if isinstance(damage, UnsupportedFormat) else 'damaged'}-{step:09d}"
-        names = itertools.chain([name], (f"{name}.{number}" for number in itertools.count(1)))
+        names = itertools.chain([f"damaged-{step:09d}"], (f"damaged-{step:09d}.{n}" for n in itertools.count(1)))
         aside = next(self.path / free for free in names if not (self.path / free).exists())
         folder.rename(aside)
         sync_folder(self.path)
-        state = "cannot be used" if isinstance(damage, UnsupportedFormat) else "is damaged"
-        log.warning("checkpoint %s %s (%s) and was put aside as %s", folder.name, state, damage, aside.name)
+        log.warning("checkpoint %s is damaged (%s) and was put aside as %s", folder.name, damage, aside.name)
 
     def _replaced(self, folder: Path) -> Path:
         return folder.with_name(f"{folder.name}{_REPLACED}")
@@ -164,26 +146,3 @@ class CheckpointFolder:
         with temporary_folder(self._temporary) as trash:
             folder.rename(trash / folder.name)
             sync_folder(self.path)
-
-
-def steps_to_keep(saved: Iterable[SavedCheckpoint], config: CheckpointConfig) -> set[int]:
-    """Selects the steps to keep: the newest, the best and every K-th, as the config says."""
-    saved = list(saved)
-    steps = sorted(checkpoint.step for checkpoint in saved)
-    keep = set(steps[-config.keep_last :])
-    if config.keep_best:
-        keep |= set(rank_by_metric(saved, config)[:1])
-    if config.keep_every:
-        keep |= {step for step in steps if step % config.keep_every == 0}
-    return keep
-
-
-def rank_by_metric(saved: Iterable[SavedCheckpoint], config: CheckpointConfig) -> list[int]:
-    """Sorts the steps with a metric, the best first; of equals the earlier first."""
-    sign = 1 if config.mode == "min" else -1
-    return [
-        step
-        for _, step in sorted(
-            (sign * checkpoint.metric, checkpoint.step) for checkpoint in saved if checkpoint.metric is not None
-        )
-    ]

@@ -12,7 +12,7 @@ from xxhash import xxh3_128_hexdigest
 
 from posttrain.train.monitor.metrics import StepValues
 
-FORMAT = 2
+FORMAT = 3
 
 TENSORS, STATE, STEPS, MANIFEST = "tensors.safetensors", "state.json", "steps.jsonl", "manifest.json"
 
@@ -49,7 +49,7 @@ def _check_string_keys(value: Any, path: str) -> None:
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):
-                raise TypeError(f"{path}: key {key!r} is no string")
+                raise TypeError(f"{path}: key {key!r} is not a string")
             _check_string_keys(inner, f"{path}.{key}")
     elif isinstance(value, list | tuple):
         for inner in value:
@@ -58,10 +58,6 @@ def _check_string_keys(value: Any, path: str) -> None:
 
 class DamagedCheckpoint(Exception):
     """Raised for a damaged checkpoint; the message names the damage."""
-
-
-class UnsupportedFormat(DamagedCheckpoint):
-    """Raised for a checkpoint of an older or newer version of this program."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,6 @@ class Manifest:
     """
 
     step: int
-    metric: float | None
     state_size: int
     state_checksum: str
     steps_size: int
@@ -106,20 +101,16 @@ def decode_manifest(content: bytes) -> Manifest:
     """Decodes a manifest.
 
     Raises:
-        UnsupportedFormat: this version cannot read it.
-        DamagedCheckpoint: it is no manifest, or not a byte is as it was written.
+        DamagedCheckpoint: it is not a manifest of this format, or not a byte is as it was written.
     """
     try:
         values = json.loads(content)
-        format = values.pop("format")
-        if isinstance(format, int) and format != FORMAT:
-            raise UnsupportedFormat(f"{MANIFEST} has format {format}, and this version of posttrain reads {FORMAT}")
-        values.pop("checksum")
+        del values["format"], values["checksum"]
         manifest = Manifest(**{**values, "tensors": _tensor_entries(values["tensors"])})
         # Encoded again and compared byte by byte: this covers its own checksum, and a change that JSON would read over.
         unchanged = encode_manifest(manifest) == content
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise DamagedCheckpoint(f"{MANIFEST} is no manifest") from None
+        raise DamagedCheckpoint(f"{MANIFEST} is not a manifest") from None
     if not unchanged:
         raise DamagedCheckpoint(f"{MANIFEST} does not match its checksum")
     return manifest

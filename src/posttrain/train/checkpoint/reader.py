@@ -33,7 +33,7 @@ def read_checkpoint(folder: Path, step: int) -> Checkpoint:
 
     Raises:
         DamagedCheckpoint: names the file, and the tensor, that is not as it was written.
-        OSError: the files cannot be read for a reason that is no damage, such as missing permissions.
+        OSError: the files cannot be read for a reason that is not damage, such as missing permissions.
     """
     manifest = read_manifest(folder, step)
     tensors = {
@@ -134,7 +134,7 @@ def _read_file(folder: Path, name: str) -> bytes:
 
 @contextmanager
 def _as_damage(name: str) -> Iterator[None]:
-    """Turns missing files and I/O errors into `DamagedCheckpoint`; other errors, such as permissions, are no damage."""
+    """Turns missing files and I/O errors into `DamagedCheckpoint`; others, such as permissions, are not damage."""
     try:
         yield
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):

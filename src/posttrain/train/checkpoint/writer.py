@@ -69,7 +69,6 @@ class StepsFile:
 def write_checkpoint(
     folder: Path,
     step: int,
-    metric: float | None,
     tensors: Mapping[str, Tensor],
     state: bytes,
     steps: Sequence[StepValues],
@@ -93,7 +92,6 @@ def write_checkpoint(
     lines = write_steps(folder, steps, earlier)
     manifest = Manifest(
         step=step,
-        metric=metric,
         state_size=len(state),
         state_checksum=checksum(state),
         steps_size=len(lines),
@@ -105,7 +103,7 @@ def write_checkpoint(
     )
     for name in (TENSORS, STATE, STEPS):
         sync_file(folder / name)
-    # The manifest last: without it a folder is no checkpoint.
+    # The manifest last: without it a folder is not a checkpoint.
     (folder / MANIFEST).write_bytes(encode_manifest(manifest))
     sync_file(folder / MANIFEST)
     sync_folder(folder)
@@ -221,7 +219,7 @@ def append(path: Path, lines: bytes) -> None:
 def _link_earlier(path: Path, steps: Sequence[StepValues], earlier: StepsFile | None) -> tuple[bytes, int]:
     """Hard-links the earlier file; returns its content and how many of the steps it holds.
 
-    Nothing and 0 where it was removed, holds other steps, or the file system has no second names: all is written anew.
+    Nothing and 0 where it was removed, holds other steps, or the file system has no second names: all is written again.
     """
     if earlier is None or steps[: len(earlier.steps)] != earlier.steps:
         return b"", 0

@@ -1,7 +1,6 @@
 """Encodes records as token ids; needs a tokenizer with its template and the task, but no model."""
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -90,14 +89,11 @@ class EncodedExample:
         cut: whether one of them was longer than the limit.
         target: class, in the order of the task's labels; 1 for a desirable and 0 for an undesirable answer; -1 where
             the shape has none.
-        margin: how much better the chosen answer is (``margin`` of the record's meta); 0 if missing, NaN if it is not
-            a number.
     """
 
     unit: "Unit"
     cut: bool = False
     target: int = -1
-    margin: float = 0.0
 
 
 def encode(
@@ -162,7 +158,7 @@ def build_example(
     for sequence in unit:
         if not any(sequence.supervised[1:]):  # nothing predicts a first token
             raise record_error(record, "none of its tokens is learned", fix="take it out of the data")
-    return EncodedExample(unit, cut, target, _margin(record) if shape == "pair" else 0.0)
+    return EncodedExample(unit, cut, target)
 
 
 def record_error(
@@ -190,7 +186,9 @@ def _completion(encoder: ChatEncoder, record: Mapping[str, Any]) -> tuple[list[T
 def _pair(encoder: ChatEncoder, record: Mapping[str, Any]) -> tuple[list[TokenizedExample], int]:
     if not record_turns(record) or record["completion"] is None or record["rejected"] is None:
         raise record_error(
-            record, "it is no pair of a chosen and a rejected answer", fix="give it the columns `chosen` and `rejected`"
+            record,
+            "it is not a pair of a chosen and a rejected answer",
+            fix="give it the columns `chosen` and `rejected`",
         )
     chosen, rejected = (_encode_answer(encoder, record, record[side]) for side in ("completion", "rejected"))
     # The loss of such a pair has no gradient, and its accuracy is that of a coin.
@@ -203,7 +201,7 @@ def _labelled(encoder: ChatEncoder, record: Mapping[str, Any]) -> tuple[list[Tok
     label = _meta(record).get("label")
     if not record_turns(record) or record["completion"] is None or not isinstance(label, bool):
         fix = "give it a column `label`, true where the answer is desirable and false where it is not"
-        raise record_error(record, "it is no answer with a label true or false", fix=fix)
+        raise record_error(record, "it is not an answer with a label true or false", fix=fix)
     return [_encode_answer(encoder, record, record["completion"])], int(label)
 
 
@@ -253,11 +251,6 @@ def _label_index(task: TaskConfig, record: Mapping[str, Any]) -> int:
             fix=f"number them from 0 to {len(labels) - 1}",
         )
     return number
-
-
-def _margin(record: Mapping[str, Any]) -> float:
-    margin = _meta(record).get("margin", 0.0)
-    return float(margin) if isinstance(margin, int | float) and not isinstance(margin, bool) else math.nan
 
 
 def _meta(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -168,11 +168,6 @@ class TokenSet(Units):
         """int32 [U]: classes, or 1 for a desirable and 0 for an undesirable answer; -1 where there is none."""
         return np.concatenate([np.asarray(shard.records["target"]) for shard in self.shards])
 
-    @cached_property
-    def margins(self) -> np.ndarray:
-        """float32 [U]: how much better chosen answers are; NaN where the record's margin is no number."""
-        return np.concatenate([np.asarray(shard.records["margin"]) for shard in self.shards])
-
 
 class TokenShard(Units):
     """Whole records of a set; only those that are used are read from the disk, each in constant time.

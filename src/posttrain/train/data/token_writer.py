@@ -17,17 +17,15 @@ SHARD_TOKENS = 2**28
 
 @dataclass(frozen=True, eq=False)
 class Block(Tokens):
-    """The tokens of U records, and their targets and margins.
+    """The tokens of U records, and their targets.
 
     Args:
         cut: bool [U].
         targets: int32 [U], see `EncodedExample`.
-        margins: float32 [U].
     """
 
     cut: np.ndarray
     targets: np.ndarray
-    margins: np.ndarray
 
 
 def write_shards(blocks: Iterable[Block], records: pa.Table, folder: Path, shard_tokens: int) -> dict[str, int]:
@@ -96,9 +94,7 @@ class _ShardWriter:
             _write_array(self._supervised, block.supervised, SUPERVISED)
         self.tokens += len(block.ids)
         nothing = np.empty(0, np.int32)
-        self._blocks.append(
-            Block(nothing, nothing, block.lengths, block.sequences, block.cut, block.targets, block.margins)
-        )
+        self._blocks.append(Block(nothing, nothing, block.lengths, block.sequences, block.cut, block.targets))
 
     def close(self) -> None:
         self._ids.close()
@@ -111,13 +107,11 @@ class _ShardWriter:
             name: np.concatenate([np.empty(0, dtype), *(getattr(block, name) for block in self._blocks)])
             for name, dtype in (("lengths", "i8"), ("sequences", "i8"), ("cut", "?"), ("targets", "i4"))
         }
-        margins = np.concatenate([np.empty(0, "f4"), *(block.margins for block in self._blocks)])
         count = len(values["sequences"])
         columns = {
             "id": records["id"].slice(0, count).combine_chunks(),
             "cut": values["cut"],
             "target": values["targets"],
-            "margin": margins,
         }
         table = pa.table(columns)
         with disk_errors(self._folder):
@@ -145,7 +139,6 @@ def _slice_block(block: Block, first: int, last: int) -> Block:
         block.sequences[own],
         block.cut[own],
         block.targets[own],
-        block.margins[own],
     )
 
 

@@ -37,7 +37,7 @@ log = logging.getLogger("posttrain")
 
 _KIND = "tokens"
 
-FORMAT = 2
+FORMAT = 3
 """Raised by hand when other bytes are written for the same records."""
 
 _BLOCK_RECORDS = 512
@@ -263,5 +263,4 @@ def _block(encoder: Encoder, records: pa.Table, max_length: int, shape: RecordSh
         np.array([len(example.unit) for example in encoded], np.int64),
         np.array([example.cut for example in encoded], np.bool_),
         np.array([example.target for example in encoded], np.int32),
-        np.array([example.margin for example in encoded], np.float32),
     )

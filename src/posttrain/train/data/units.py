@@ -4,17 +4,16 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
-from typing import overload
 
 import numpy as np
 
 from posttrain.models.chat import TokenizedExample
 from posttrain.models.packing import Unit, micro_batches
 from posttrain.train.data.batch_sampler import BatchSampler
-from posttrain.train.data.token_set import TokenSet, count_longest
+from posttrain.train.data.token_set import TokenSet, Units, count_longest
 
 
-class UnitView(Sequence[Unit]):
+class UnitView(Units):
     """A sequence of units that are made on access, so that no token is held twice.
 
     Args:
@@ -36,14 +35,9 @@ class UnitView(Sequence[Unit]):
     def __len__(self) -> int:
         return self._length
 
-    @overload
-    def __getitem__(self, index: int) -> Unit: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Unit]: ...
-    def __getitem__(self, index: int | slice) -> Unit | list[Unit]:
-        if isinstance(index, slice):
-            return [self._make(row) for row in range(*index.indices(self._length))]
-        return self._make(range(self._length)[index])
+    def unit(self, row: int) -> Unit:
+        """Makes the unit of a row."""
+        return self._make(row)
 
 
 def map_sequences(

@@ -17,6 +17,7 @@ from posttrain.models.machine_rate import matmul_rate, raise_matmul_rate
 # No torch at import: the web report reads phase names and step files without it.
 if TYPE_CHECKING:
     from posttrain.models.language_model import LanguageModel
+    from posttrain.train.data.loader import BatchLengths
 
 log = logging.getLogger("posttrain")
 
@@ -67,20 +68,20 @@ class StepMeter:
         """Starts the clock of a step."""
         self._began, self._phases = time.perf_counter(), phase_seconds()
 
-    def read(self, *, tokens: int, computed: int, pairs: int, supervised: int, waited: float) -> dict[str, Any]:
+    def read(self, lengths: BatchLengths, supervised: int, waited: float) -> dict[str, Any]:
         """Reads the measured fields of `StepValues` for the step that started last.
 
         Args:
-            tokens: tokens of all sequences.
-            computed: tokens that the model computed; fewer where sequences share a beginning.
-            pairs: pairs of a token and one that it attends to.
+            lengths: the amount of work.
             supervised: supervised tokens.
             waited: seconds of waiting for data.
         """
-        seconds = time.perf_counter() - self._began
+        seconds, tokens = time.perf_counter() - self._began, sum(lengths.sequences)
         share = None
         if self._decoder is not None:
-            flops = training_flops(self._decoder, computed, pairs, supervised, weights_frozen=self._frozen)
+            flops = training_flops(
+                self._decoder, lengths.computed, lengths.pairs, supervised, weights_frozen=self._frozen
+            )
             share = mfu(flops, seconds, self._peak)
             if share > 1:
                 self._raise_peak(flops / seconds)

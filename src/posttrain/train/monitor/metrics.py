@@ -97,10 +97,8 @@ class StepValues(GradientValues):
         nested = {
             name: {key: math.nan if number is None else number for key, number in values[name].items()}
             for name in _DICT_FIELDS
-            if name in values
         }
-        # Files of older versions have no ``loss_count``: there the loss is a mean over supervised tokens.
-        return cls(**{"loss_count": values["supervised_tokens"], **values, **not_finite, **nested})
+        return cls(**{**values, **not_finite, **nested})
 
     def numbers(self) -> dict[str, float]:
         """Returns the finite numbers by name, without ``step``, for tools that plot.

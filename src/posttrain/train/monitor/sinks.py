@@ -1,7 +1,6 @@
 """Sinks for Prometheus, TensorBoard, MLflow and Weights & Biases, and all sinks of a config as one."""
 
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,34 +13,12 @@ from posttrain.store.files import disk_errors, make_folder
 from posttrain.store.hashing import digest
 from posttrain.store.installation import install_command
 from posttrain.train.monitor.config import SinksConfig
-from posttrain.train.monitor.decisions import ACTIONS, KINDS, MonitorDecision
+from posttrain.train.monitor.decisions import MonitorDecision
 from posttrain.train.monitor.metrics import JsonlSink, MultiSink, Sink, StepValues, first_error_line
 
 log = logging.getLogger("posttrain")
 
 _PROMETHEUS_KEY = "train.sinks.prometheus"
-
-_PROMETHEUS_NAMESPACE = "posttrain_train"
-
-# Metric, attribute of the step's values, help.
-_GAUGES = (
-    ("step", "step", "Optimiser step, from 0"),
-    ("epoch", "epoch", "Finished passes over the data"),
-    ("loss", "loss", "Mean loss of the step, nats a supervised token"),
-    ("gradient_norm", "grad_norm", "L2 norm of the gradient before clipping"),
-    ("update_ratio", "update_ratio", "Norm of the update over norm of the weights"),
-    ("learning_rate", "lr", "Learning rate of the step"),
-    ("loss_scale", "loss_scale", "What a float16 loss is multiplied by"),
-    ("step_tokens", "tokens", "Tokens of the step without padding"),
-    ("step_supervised_tokens", "supervised_tokens", "Tokens of the step that the loss is taken on"),
-    ("tokens_per_second", "tokens_per_second", "Tokens without padding a second"),
-    ("last_step_seconds", "seconds", "Wall time of the step"),
-    ("memory_bytes", "memory_bytes", "Most memory in use so far"),
-    ("data_wait_ratio", "data_wait", "Share of the step spent waiting for data"),
-    ("mfu_ratio", "mfu", "Model FLOP utilisation against the measured matrix-product peak"),
-)
-
-_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
 _MLFLOW_KEY = "train.sinks.mlflow"
 
@@ -121,77 +98,53 @@ def _sink_factories(config: SinksConfig, run: str) -> dict[str, Callable[[], Sin
     return makers
 
 
-class PrometheusSink:
-    """Serves 26 metrics at ``http://ADDRESS:PORT/metrics``; all names begin with ``posttrain_train_``.
+class _KeepingSink:
+    """A sink that cannot drop steps: what was written stays, and steps that are trained again follow it."""
 
-    Counters begin at zero in each process, as Prometheus expects. What a step did not measure is NaN.
+    def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[MonitorDecision]]) -> None:
+        """Does nothing."""
+
+
+class PrometheusSink(_KeepingSink):
+    """Serves the last step at ``http://ADDRESS:PORT/metrics``: ``posttrain_train_value{name="loss"}`` and others.
+
+    Names are those of `StepValues.numbers`; what a step did not measure is missing. Counters of steps, tokens and
+    decisions begin at zero in each process, as Prometheus expects.
 
     Args:
         port: 0 picks a free one; ``self.port`` says which.
 
     Raises:
-        UserError: prometheus-client is not installed, or the port cannot be had.
+        UserError: prometheus-client is not installed, or the port cannot be used.
     """
 
     def __init__(self, port: int, address: str = "127.0.0.1") -> None:
         client = import_optional("prometheus_client", "prometheus-client", _PROMETHEUS_KEY)
         registry = client.CollectorRegistry()
-        named = {"namespace": _PROMETHEUS_NAMESPACE, "registry": registry}
-        self._gauges = {attribute: client.Gauge(name, text, **named) for name, attribute, text in _GAUGES}
-        for gauge in self._gauges.values():
-            gauge.set(math.nan)  # not 0, which would look like a measurement
-        self._lowest = client.Gauge("lowest_loss", "Lowest loss of a step in this process", **named)
-        self._lowest.set(math.inf)
-        self._group = client.Gauge("group_gradient_norm", "Gradient norm by layer group", ["group"], **named)
-        self._metric = client.Gauge("objective_metric", "What the objective measured besides", ["name"], **named)
-        self._phase = client.Gauge("phase_seconds", "Time of the last step by phase", ["phase"], **named)
-        self._finished = client.Gauge("last_step_timestamp_seconds", "When the last step was over, Unix time", **named)
+        named = {"namespace": "posttrain_train", "registry": registry}
+        self._value = client.Gauge("value", "Values of the last step", ["name"], **named)
         self._steps = client.Counter("steps", "Steps in this process", **named)
         self._tokens = client.Counter("tokens", "Tokens without padding in this process", **named)
-        self._supervised = client.Counter("supervised_tokens", "Supervised tokens in this process", **named)
-        self._waited = client.Counter("data_wait_seconds", "Time spent waiting for data in this process", **named)
-        self._findings = client.Counter("findings", "What the detectors found", ["kind"], **named)
-        self._decisions = client.Counter("decisions", "What was done about it", ["action"], **named)
-        self._seconds = client.Histogram("step_seconds", "Wall time of the steps", buckets=_BUCKETS, **named)
-        # Every label starts at 0, so that rates are right from the first event on.
-        for kind in KINDS:
-            self._findings.labels(kind)
-        for action in ACTIONS:
-            self._decisions.labels(action)
+        self._decisions = client.Counter("decisions", "Decisions of the monitor", ["kind", "action"], **named)
+        self._names: set[str] = set()
         try:
             self._server, self._thread = client.start_http_server(port, addr=address, registry=registry)
         except OSError as error:
             what = f"{address}:{port} cannot be served ({error.strerror})"
             raise UserError(what, where=_PROMETHEUS_KEY, fix="name another port, or 0 for a free one") from None
         self.port: int = self._server.server_port
-        self._best = math.inf
 
     def write(self, values: StepValues, decisions: Sequence[MonitorDecision]) -> None:
-        for attribute, gauge in self._gauges.items():
-            value = getattr(values, attribute)
-            # Prometheus has no None; NaN leaves a gap in the graph.
-            gauge.set(math.nan if value is None else value)
-        if values.loss < self._best:
-            self._best = values.loss
-            self._lowest.set(values.loss)
-        for group, norm in values.group_norms.items():
-            self._group.labels(group).set(norm)
-        for name, number in values.metrics.items():
-            self._metric.labels(name).set(number)
-        for phase, seconds in values.phases.items():
-            self._phase.labels(phase).set(seconds)
-        self._finished.set(time.time())
+        numbers = {"step": values.step, **values.numbers()}
+        for name, number in numbers.items():
+            self._value.labels(name).set(number)
+        for name in self._names - numbers.keys():
+            self._value.remove(name)
+        self._names = set(numbers)
         self._steps.inc()
         self._tokens.inc(values.tokens)
-        self._supervised.inc(values.supervised_tokens)
-        self._waited.inc(values.data_wait * values.seconds)
-        self._seconds.observe(values.seconds)
         for decision in decisions:
-            self._findings.labels(decision.finding.kind).inc()
-            self._decisions.labels(decision.action).inc()
-
-    def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[MonitorDecision]]) -> None:
-        """Nothing: a server keeps what it has read."""
+            self._decisions.labels(decision.finding.kind, decision.action).inc()
 
     def close(self) -> None:
         self._server.shutdown()
@@ -236,7 +189,7 @@ class TensorBoardSink:
             self._writer = self._library.SummaryWriter(str(self._folder), purge_step=step)
 
 
-class MLflowSink:
+class MLflowSink(_KeepingSink):
     """Metrics by step, decisions as tags. A run of the same name in the experiment is resumed.
 
     Args:
@@ -271,9 +224,6 @@ class MLflowSink:
         if len(self._metrics) >= _MLFLOW_BATCH or time.monotonic() - self._sent >= _MLFLOW_INTERVAL:
             self._send()
 
-    def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[MonitorDecision]]) -> None:
-        """Nothing: MLflow keeps every value of a step and shows the last."""
-
     def close(self) -> None:
         self._send()
         self._client.set_terminated(self._run)
@@ -294,7 +244,7 @@ class MLflowSink:
         self._sent = time.monotonic()
 
 
-class WandbSink:
+class WandbSink(_KeepingSink):
     """The values of each step, and nothing else of the machine: no code, no console output, no list of packages, no
     system metrics.
 
@@ -318,9 +268,6 @@ class WandbSink:
     def write(self, values: StepValues, decisions: Sequence[MonitorDecision]) -> None:
         lines = {"decisions": "; ".join(decision.line() for decision in decisions)} if decisions else {}
         self._run.log({"step": values.step, **values.numbers(), **lines})
-
-    def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[MonitorDecision]]) -> None:
-        """Nothing: what was logged stays, and what follows is drawn over it."""
 
     def close(self) -> None:
         self._run.finish()

@@ -4,20 +4,26 @@ PCGrad, CAGrad and MGDA need the gradients' inner products alone: each is a func
 that returns a coefficient for each task's gradient. A task's gradient is that of its own mean loss in the step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from posttrain.train.data.loader import Batch
+from posttrain.train.monitor.meter import phase
+from posttrain.train.objectives.loss import Loss, merge_metrics
 from posttrain.train.optim.config import SurgeryConfig
-from posttrain.train.optim.master_weights import MasterWeights
+from posttrain.train.optim.weights import Weights
+from posttrain.train.step_hooks import MicroBatchPass, StepHook
 
 _BLOCK = 1 << 20  # elements of each gradient that are converted to float64 at a time
 _LEAST_RATIO = 1e-6  # of two norms: what is shorter is the rounding of float32 gradients
 
 
-class GradientSurgery:
+class GradientSurgery(StepHook):
     """Keeps the tasks' gradients of a step apart, and combines them in place of their sum.
 
     Tasks come one after another: `set_aside` moves a task's gradient out of the sums before the next one begins, and
@@ -25,25 +31,44 @@ class GradientSurgery:
     the gradient for each task of a step but one.
 
     Args:
-        masters: owner of the gradient sums.
+        weights: owner of the gradient sums.
         config: the method and its options.
         seed: seed of PCGrad's random orders.
         names: the tasks' names.
     """
 
-    def __init__(self, masters: MasterWeights, config: SurgeryConfig, seed: int, names: Sequence[str]) -> None:
+    def __init__(self, weights: Weights, config: SurgeryConfig, seed: int, names: Sequence[str]) -> None:
         self.names = list(names)
-        self._masters, self._config, self._seed = masters, config, seed
+        self._weights, self._config, self._seed = weights, config, seed
         self._kept: list[list[Tensor]] = []
+        self._counts: dict[int, float] = {}  # by task, of the step so far
+
+    @contextmanager
+    def gradients(self, batch: Batch) -> Iterator[None]:
+        self._counts = {}
+        yield
+        with phase("surgery"):
+            total = sum(self._counts.values()) or 1.0
+            self.metrics = self.combine(batch.step, [count / total for count in self._counts.values()])
+
+    def backward(self, batch: Batch, number: int, run: MicroBatchPass, divisor: float) -> Loss:
+        task = batch.tasks[number]
+        if self._counts and task not in self._counts:
+            with phase("surgery"):
+                self.set_aside(len(self._counts) - 1)  # micro-batches come task by task
+        loss = run(divisor)
+        self._counts[task] = self._counts.get(task, 0.0) + loss.count
+        own = {f"loss/{self.names[task]}": (loss.sum, loss.count)}
+        return replace(loss, metrics=merge_metrics([loss.metrics, own]))
 
     @torch.no_grad()
     def set_aside(self, number: int) -> None:
         """Moves the sums to task ``number`` of the step, from 0 in the order in which they come, and clears them."""
-        sums = self._masters.finished_sums()
+        sums = self._weights.finished_sums()
         if len(self._kept) <= number:
             self._kept.append([torch.empty_like(total) for total in sums])
         torch._foreach_copy_(self._kept[number], sums)
-        self._masters.zero_grad()
+        self._weights.zero_grad()
 
     @torch.no_grad()
     def combine(self, step: int, shares: Sequence[float]) -> dict[str, float]:
@@ -61,7 +86,7 @@ class GradientSurgery:
             ``gradient_conflicts``, the share of the pairs of tasks whose gradients have a negative cosine, and
             ``gradient_cosine``, the mean over these pairs; empty without two gradients that are not 0.
         """
-        sums = self._masters.finished_sums()
+        sums = self._weights.finished_sums()
         kept = self._kept[: len(shares) - 1]
         # Tasks without anything that counts, as where all their tokens were cut off, have no loss and no gradient.
         counted = [number for number, share in enumerate(shares) if share > 0]

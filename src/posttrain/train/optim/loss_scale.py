@@ -22,10 +22,14 @@ class LossScale:
     P. Micikevicius et al., Mixed Precision Training, 2018, arXiv:1710.03740, section 3.2: multiply the loss, divide
     the gradients once they are added up in float32. A step whose gradients overflowed is left out and the scale backs
     off; after `GROWTH_INTERVAL` good steps in a row it grows.
+
+    Args:
+        enabled: False: the scale stays 1, and nothing counts as an overflow.
     """
 
-    def __init__(self) -> None:
-        self.value = INITIAL
+    def __init__(self, *, enabled: bool = True) -> None:
+        self.enabled = enabled
+        self.value = INITIAL if enabled else 1.0
         self._good = 0  # steps since the scale last changed
         self._overflows = 0
 
@@ -36,7 +40,7 @@ class LossScale:
             loss: the step's loss; if that is NaN or infinite itself, a smaller scale does not help.
             norm: norm of the float32 sums of its gradients.
         """
-        return math.isfinite(loss) and not math.isfinite(norm)
+        return self.enabled and math.isfinite(loss) and not math.isfinite(norm)
 
     def after(self, *, overflowed: bool) -> None:
         """Adapts the scale to the outcome of a step.
@@ -56,14 +60,16 @@ class LossScale:
             return
         self._good += 1
         # Grows slowly and backs off at once: an overflow costs a step, a low scale costs only small gradients.
-        if self._good == GROWTH_INTERVAL:
+        if self.enabled and self._good == GROWTH_INTERVAL:
             self.value, self._good = self.value * _GROWTH, 0
 
     def state(self) -> dict[str, Any]:
         """Returns the state as JSON."""
-        return {"value": self.value, "good": self._good, "overflows": self._overflows}
+        return {"enabled": self.enabled, "value": self.value, "good": self._good, "overflows": self._overflows}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restores what `state` returned."""
+        """Restores what `state` returned, unless it is of a training in another precision."""
+        if self.enabled != state["enabled"]:
+            return
         self.value, self._good = float(state["value"]), int(state["good"])
         self._overflows = int(state["overflows"])

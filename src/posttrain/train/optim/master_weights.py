@@ -1,8 +1,7 @@
 """Float32 master weights around any optimiser: gradients summed in float32, their norm, and clipping."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,15 +32,19 @@ class MasterWeights:
         # Sparse gradients hold the rows that were read, not the whole vocabulary.
         for embedding in self._embeddings:
             embedding.sparse = True
-        self._hooks = []
+        masters: dict[Tensor, Tensor] = dict(zip(self.weights, self.masters, strict=True))
+        # A 16-bit embedding would not show an update before it has grown to half the distance of two such numbers.
+        self._hooks = [
+            embedding.register_forward_hook(_use_master_rows(masters[embedding.weight]))
+            for embedding in self._embeddings
+            if embedding.weight in masters
+        ]
         for index, (weight, master) in enumerate(zip(self.weights, self.masters, strict=True)):
             master.grad = torch.zeros_like(master)
             if weight is not master:
                 # Each gradient joins its float32 sum as soon as it is ready, so that only one is in memory at a time.
                 self._hooks.append(weight.register_post_accumulate_grad_hook(self._add_to(master, index)))  # type: ignore[no-untyped-call]
         self._stale: set[Tensor] = set()  # sums that still hold the last step's gradient
-        self.update_ratio: float | None = None
-        """Norm of the last step's update by that of the weights, of every 64th row of each."""
         where = parameter_locations(model)
         self._groups = [_layer_group(where[name]) for name in self.names]
         self.optimizer = build_optimizer(
@@ -54,11 +57,6 @@ class MasterWeights:
         self._state = OptimizerState(self.optimizer)
         self._adamw: Any = self.optimizer if type(self.optimizer) is torch.optim.AdamW else None
 
-    @property
-    def sums(self) -> list[Tensor]:
-        """The float32 gradients; stale after a step, until `finished_sums` is called."""
-        return [_gradient_sum(master) for master in self.masters]
-
     @torch.no_grad()
     def finished_sums(self) -> list[Tensor]:
         """Returns the float32 gradients after a backward pass: waits for those in flight, and clears stale ones."""
@@ -67,14 +65,11 @@ class MasterWeights:
         for master in self._stale:
             _gradient_sum(master).zero_()
         self._stale.clear()
-        return self.sums
+        return [_gradient_sum(master) for master in self.masters]
 
     @torch.no_grad()
     def gradient_norms(self) -> dict[str, float]:
-        """Returns the gradient's L2 norm by layer group, once all micro-batches of a step are summed.
-
-        Groups are ``embeddings``, ``layers.N`` and ``head``; the whole norm is the root of the sum of their squares.
-        """
+        """Returns the gradient's L2 norm by layer group, once all micro-batches of a step are summed."""
         squares: dict[str, float] = {}
         # One transfer to the host for all norms, rather than one a weight.
         norms = torch.stack(torch._foreach_norm(self.finished_sums())).tolist()
@@ -83,11 +78,15 @@ class MasterWeights:
         return {group: math.sqrt(square) for group, square in squares.items()}
 
     @torch.no_grad()
-    def step(self, rate: float, scale: float = 1.0) -> None:
-        """Steps at a learning rate, with the gradients times ``scale``; rounds back, and clears the gradients."""
+    def step(self, rate: float, scale: float = 1.0) -> float | None:
+        """Steps at a learning rate, with the gradients times ``scale``; rounds back, and clears the gradients.
+
+        Returns:
+            Norm of the update by that of the weights, of every 64th row of each; None if that is 0.
+        """
         # Other optimisers do not divide by themselves, so that clipping is a pass over the sums.
         if scale != 1 and not self._adamw:
-            torch._foreach_mul_(self.sums, scale)
+            torch._foreach_mul_(self.finished_sums(), scale)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         # Every 64th row says as much about the ratio as all of them, for a 64th of a pass over memory.
@@ -98,9 +97,9 @@ class MasterWeights:
         self.optimizer.step()
         weights = _total_norm(before)
         torch._foreach_sub_(before, samples)
-        self.update_ratio = _total_norm(before) / weights if weights else None
         self.zero_grad()
         self._round_back()
+        return _total_norm(before) / weights if weights else None
 
     @torch.no_grad()
     def zero_grad(self) -> None:
@@ -122,22 +121,6 @@ class MasterWeights:
         for embedding in self._embeddings:
             embedding.sparse = False
 
-    @contextmanager
-    def swapped_in(self) -> Iterator[None]:
-        """Has embeddings return the rows of their masters, if their output is float32."""
-        # A 16-bit embedding would not show an update before it has grown to half the distance of two such numbers.
-        masters: dict[Tensor, Tensor] = dict(zip(self.weights, self.masters, strict=True))
-        hooks = [
-            embedding.register_forward_hook(_use_master_rows(masters[embedding.weight]))
-            for embedding in self._embeddings
-            if embedding.weight in masters
-        ]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
     def tensors(self) -> dict[str, Tensor]:
         """Returns master weights and optimiser state by name, without a copy."""
         masters = {f"master.{name}": tensor.detach() for name, tensor in zip(self.names, self.masters, strict=True)}
@@ -145,7 +128,7 @@ class MasterWeights:
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restores what `tensors` returned.
+        """Restores what `tensors` returned; weights alone clear the optimiser's state.
 
         Raises:
             UserError: it is of another model or optimiser; nothing is changed.
@@ -169,7 +152,7 @@ class MasterWeights:
             here, there = ("missing" if shape is None else str(list(shape)) for shape in shapes)
             raise UserError(
                 f"the checkpoint is of another model: `{name}` is {there} in it and {here} here",
-                fix="train the model that it was begun with, or start afresh in another folder",
+                fix="train the model that it began with, or start again in another folder",
             )
 
     def _add_to(self, master: Tensor, index: int) -> Callable[[Tensor], None]:

@@ -1,19 +1,20 @@
 """Adversarial training in embedding space: FGM and PGD."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from posttrain.models.language_model import LanguageModel
+from posttrain.train.data.loader import Batch
 from posttrain.train.objectives.loss import Loss, merge_metrics
 from posttrain.train.regularization.config import AdversarialConfig
 from posttrain.train.regularization.embedding_noise import TokenSegments, transform_embeddings
+from posttrain.train.step_hooks import MicroBatchPass, StepHook
 
 
-def backward_adversarial(loss: Callable[[], Loss], whole: float, lm: LanguageModel, config: AdversarialConfig) -> Loss:
-    """Runs the backward pass of (L(x) + weight L(x + r)) / ``whole`` for one micro-batch.
+class AdversarialTraining(StepHook):
+    """Adds the loss of perturbed embeddings: the gradient is that of L(x) + weight L(x + r).
 
     ``fgm``: r goes as far as it may along the gradient g of the embedded tokens x, r = e |x| g / |g| (T. Miyato,
     A. Dai, I. Goodfellow, Adversarial Training Methods for Semi-Supervised Text Classification, 2017,
@@ -27,31 +28,33 @@ def backward_adversarial(loss: Callable[[], Loss], whole: float, lm: LanguageMod
     weights are not touched.
 
     Args:
-        loss: the forward pass; called twice with ``fgm``, ``steps + 1`` times with ``pgd``.
-        whole: divisor of the sums before the backward pass.
         lm: the model.
         config: settings of the attack, ``fgm`` or ``pgd``.
-
-    Returns:
-        The plain loss without its graph, the mean perturbed one beside it as the metric ``adversarial``.
     """
-    attack = _Perturbation(config)
-    steps = config.steps if config.method == "pgd" else 1
-    devices = [lm.device] if lm.device.type == "cuda" else []
-    with transform_embeddings(lm, attack.add):
-        with torch.random.fork_rng(devices):
-            # Every pass of a micro-batch draws the same dropout and noise, as in FreeLB.
-            plain = loss()
-            (plain.sum / whole).backward()  # type: ignore[no-untyped-call]
-        for _ in range(steps - 1):
-            attack.climb()
+
+    def __init__(self, lm: LanguageModel, config: AdversarialConfig) -> None:
+        self._lm, self._config = lm, config
+
+    def backward(self, batch: Batch, number: int, run: MicroBatchPass, divisor: float) -> Loss:
+        """Runs two passes with ``fgm``, ``steps + 1`` with ``pgd``.
+
+        Returns:
+            The plain loss, with the mean perturbed one as the metric ``adversarial``.
+        """
+        config, attack = self._config, _Perturbation(self._config)
+        steps = config.steps if config.method == "pgd" else 1
+        devices = [self._lm.device] if self._lm.device.type == "cuda" else []
+        with transform_embeddings(self._lm, attack.add):
             with torch.random.fork_rng(devices):
-                (loss().sum / whole).backward(inputs=attack.perturbations)  # type: ignore[no-untyped-call]
-        attack.climb(last=True)
-        worst = loss()
-        (worst.sum * (config.weight / whole)).backward()  # type: ignore[no-untyped-call]
-    measured = {"adversarial": (worst.sum.detach(), worst.count)}
-    return replace(plain, sum=plain.sum.detach(), metrics=merge_metrics([plain.metrics, measured]))
+                # Every pass of a micro-batch draws the same dropout and noise, as in FreeLB.
+                plain = run(divisor)
+            for _ in range(steps - 1):
+                attack.climb()
+                with torch.random.fork_rng(devices):
+                    run(divisor, inputs=attack.perturbations)
+            attack.climb(last=True)
+            worst = run(divisor / config.weight)
+        return replace(plain, metrics=merge_metrics([plain.metrics, {"adversarial": (worst.sum, worst.count)}]))
 
 
 class _Perturbation:
