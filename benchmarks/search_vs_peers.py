@@ -37,8 +37,8 @@ from search_problems import Parameter, Problem, Trace, problem
 
 from posttrain.report.charts.chart import SERIES, Chart, series_colour, ticks, value_axis
 from posttrain.tune.api import optimize
-from posttrain.tune.backends.simulated import CurvePoint, SimulatedBackend
 from posttrain.tune.parameters import Choice, Float, Int
+from posttrain.tune.runs import CurvePoint, replay
 from posttrain.tune.space import Space
 from posttrain.tune.transfer.past import PastStudy
 
@@ -80,7 +80,7 @@ def run_warm(sampler: Any, scheduler: Any, subject: Problem, seed: int) -> float
                 return map(CurvePoint, earlier.curve(settings))
 
             optimize(
-                partial(SimulatedBackend, curve),
+                partial(replay, curve),
                 space_of(earlier),
                 budget=EARLIER,
                 sampler=sampler,
@@ -106,7 +106,7 @@ def run_ours(sampler: Any, scheduler: Any, problem: Problem, seed: int, past: Se
 
     with suppress(_Over):
         optimize(
-            lambda: SimulatedBackend(curve),
+            lambda: replay(curve),
             space_of(problem),
             budget=100_000,
             sampler=sampler,

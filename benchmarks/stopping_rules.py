@@ -19,7 +19,7 @@ from search_problems import Problem, problem
 from search_vs_peers import space_of
 
 from posttrain.tune.api import optimize
-from posttrain.tune.backends.simulated import CurvePoint, SimulatedBackend
+from posttrain.tune.runs import CurvePoint, replay
 
 TASKS = ("round 1", "round 2", "round 3")
 
@@ -42,7 +42,7 @@ def study(task: Problem, rule: Mapping[str, Any], trials: int, seed: int) -> tup
             yield CurvePoint(value)
 
     result = optimize(
-        lambda: SimulatedBackend(curve),
+        lambda: replay(curve),
         space_of(task),
         budget=trials,
         sampler="random",

@@ -12,8 +12,7 @@ import yaml
 from posttrain.store.errors import UserError
 from posttrain.tune import Choice, Float, Int, TrialContext, TuneResult, minimize
 from posttrain.tune.api import optimize
-from posttrain.tune.backends.inline import InlineBackend
-from posttrain.tune.backends.simulated import CurvePoint, SimulatedBackend
+from posttrain.tune.runs import CurvePoint, open_trials, replay
 from posttrain.tune.trial import Trial, TrialState
 
 SPACE = {"x": Float(0, 1), "depth": Int(1, 8), "kind": Choice(["a", "b"])}
@@ -165,7 +164,7 @@ def curve(settings: Mapping[str, Any]) -> list[CurvePoint]:
 
 def test_a_budget_of_seconds_on_a_simulated_clock(tmp_path: Path) -> None:
     def run(budget: str) -> list[Trial]:
-        result = optimize(lambda: SimulatedBackend(curve, 2), SPACE, budget=budget, out=tmp_path, sampler="random")
+        result = optimize(lambda: replay(curve, 2), SPACE, budget=budget, out=tmp_path, sampler="random")
         return list(result.trials)
 
     # Two trials at a time, a step a minute.
@@ -177,7 +176,7 @@ def test_a_budget_of_seconds_on_a_simulated_clock(tmp_path: Path) -> None:
 def test_a_simulated_study_is_the_inline_one(scheduler: Any) -> None:
     options: dict[str, Any] = {"budget": "15 trials", "scheduler": scheduler, "seed": 5}
     inline = minimize(without_checkpoint, SPACE, **options)
-    simulated = optimize(lambda: SimulatedBackend(curve), SPACE, **options)
+    simulated = optimize(lambda: replay(curve), SPACE, **options)
     assert [trial.settings for trial in inline.trials] == [trial.settings for trial in simulated.trials]
     assert [len(trial.reports) for trial in inline.trials] == [len(trial.reports) for trial in simulated.trials]
 
@@ -190,7 +189,7 @@ def test_workers_do_not_change_a_synchronous_study(scheduler: Any, sampler: str)
 
     def run(workers: int) -> list[tuple[Mapping[str, Any], TrialState, list[float]]]:
         result = optimize(
-            lambda: SimulatedBackend(uneven, workers),
+            lambda: replay(uneven, workers),
             SPACE,
             budget="20 trials",
             sampler=sampler,
@@ -205,7 +204,7 @@ def test_maximising() -> None:
     def function(trial: TrialContext) -> float:
         return -quadratic(trial)
 
-    result = optimize(lambda: InlineBackend(function), SPACE, budget=30, seed=3, maximize=True)
+    result = optimize(lambda: open_trials("inline", function), SPACE, budget=30, seed=3, maximize=True)
     least = minimize(quadratic, SPACE, budget=30, seed=3)
     assert result.settings == least.settings
     assert result.value == -least.value

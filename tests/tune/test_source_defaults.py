@@ -7,9 +7,9 @@ import pytest
 
 from posttrain.tune import Float, Space
 from posttrain.tune.api import optimize
-from posttrain.tune.backends.inline import InlineBackend
 from posttrain.tune.gaussian_process import encode
 from posttrain.tune.goal import Goal
+from posttrain.tune.runs import open_trials
 from posttrain.tune.transfer import warm_start
 from posttrain.tune.transfer.past import PastStudy, Task
 from posttrain.tune.trial import Trial, TrialState
@@ -31,7 +31,7 @@ def test_a_study_hands_its_defaults_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(warm_start, "encode", record)
     optimize(
-        lambda: InlineBackend(lambda trial: float(trial["x"])),
+        lambda: open_trials("inline", lambda trial: float(trial["x"])),
         SQUARE,
         budget=10,
         sampler="random",

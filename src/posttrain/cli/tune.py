@@ -66,9 +66,9 @@ def run(
     if out is None:
         raise UserError("say where the study is to be kept", where="--out")
     # After the options, as the search imports torch.
+    from posttrain.jobs.runner import check_engine
     from posttrain.train.api import read_files
     from posttrain.train.standalone import SUMMARY
-    from posttrain.tune.backends.registry import check_engine
     from posttrain.tune.budget import count_trials
     from posttrain.tune.lint import check_edges
     from posttrain.tune.progress import describe_best, describe_current

@@ -3,9 +3,9 @@
 import logging
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -14,6 +14,7 @@ from typing import Any
 from posttrain.data.records.provenance import PSEUDO
 from posttrain.evaluate.retention import retention_sentences
 from posttrain.inspect.champion import champion_problems, last_rollback
+from posttrain.jobs.process import run_command
 from posttrain.loop.adjust import Adjustment
 from posttrain.loop.batch_counts import batch_counts
 from posttrain.loop.canary import canary_problems, describe_canary
@@ -311,11 +312,10 @@ class SystemMonitor:
         # Not by torch: it would open a context on the GPU that the training uses.
         if time.monotonic() - self._gpus_read >= _GPU_SECONDS and (program := shutil.which("nvidia-smi")):
             command = [program, _GPU_QUERY, "--format=csv,noheader,nounits"]
-            try:
-                output = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout
-                self._gpus = parse_gpus(output)
-            except (OSError, ValueError, subprocess.SubprocessError):
-                self._gpus = []
+            self._gpus = []
+            with suppress(OSError, ValueError):
+                answer = run_command(command, seconds=5)
+                self._gpus = parse_gpus(answer.output.decode()) if answer.code == 0 else []
             self._gpus_read = time.monotonic()
         return self._gpus
 

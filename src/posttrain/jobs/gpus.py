@@ -4,10 +4,11 @@ import gc
 import json
 import logging
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from posttrain.jobs.process import run_command
 
 log = logging.getLogger("posttrain")
 
@@ -41,19 +42,17 @@ def free_gpu_bytes() -> dict[str, int]:
     """
     if not has_gpu():
         return {}
-    command = [sys.executable, "-c", _QUESTION]
-    answer = subprocess.run(command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    if answer.returncode:
-        lines = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]
-        log.warning("  the GPUs' memory is not known: %s", lines[-1])
+    answer = run_command([sys.executable, "-c", _QUESTION])
+    if answer.code:
+        log.warning("  the GPUs' memory is not known: %s", answer.last_error or f"exit code {answer.code}")
         return {}
-    free: list[int] = json.loads(answer.stdout.splitlines()[-1])
+    free: list[int] = json.loads(answer.output.splitlines()[-1])
     names = os.environ[VISIBLE].split(",") if os.environ.get(VISIBLE) else map(str, range(len(free)))
     return dict(zip((name.strip() for name in names), free, strict=False))
 
 
 def reset_gpu_peak() -> None:
-    """Frees what this process keeps of a GPU without need, and measures its peak anew."""
+    """Frees what this process keeps of a GPU without need, and measures its peak from now on."""
     if (cuda := _cuda()) is not None:
         gc.collect()  # tensors in cycles
         cuda.empty_cache()

@@ -11,7 +11,7 @@ from posttrain.store.errors import UserError, suggest
 from posttrain.store.expression import Rule, parse
 from posttrain.store.paths import locate_path
 from posttrain.train.config import TrainConfig
-from posttrain.tune.backends.registry import check_memory
+from posttrain.tune.runs import check_memory
 from posttrain.tune.schedulers.registry import make_scheduler
 from posttrain.tune.trainings.checks import check_search
 from posttrain.tune.trainings.config import VALUE_NAMES, TuneConfig

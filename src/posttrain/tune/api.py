@@ -7,10 +7,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from posttrain.jobs.runner import Runner, check_engine
 from posttrain.store.errors import UserError
 from posttrain.store.files import hold_lock, make_folder
-from posttrain.tune.backends.base import Backend, TrialFunction
-from posttrain.tune.backends.registry import check_engine, check_memory, open_backend
 from posttrain.tune.budget import Budget
 from posttrain.tune.driver import Driver
 from posttrain.tune.goal import Goal
@@ -18,6 +17,7 @@ from posttrain.tune.lint import check_edges, check_space
 from posttrain.tune.objectives import KNEE, Objective, Objectives, read_objectives
 from posttrain.tune.progress import ProgressLines
 from posttrain.tune.result import TuneResult
+from posttrain.tune.runs import TrialFunction, check_memory, open_trials
 from posttrain.tune.samplers.base import Sampler
 from posttrain.tune.samplers.initial import InitialPoints, read_points
 from posttrain.tune.samplers.population import PopulationSampler
@@ -110,7 +110,7 @@ def minimize(
         check_objectives(several, engine, starts_warm=bool(warm_start))
     space = Space.of(space)
     result = optimize(
-        lambda: open_backend(engine, function, workers, silence),
+        lambda: open_trials(engine, function, workers, silence),
         space,
         budget=budget,
         sampler=sampler,
@@ -129,7 +129,7 @@ def minimize(
 
 
 def optimize(
-    open_backend: Callable[[], Backend],
+    open_runner: Callable[[], Runner],
     space: Space | Mapping[str, Any],
     *,
     budget: str | int | Budget,
@@ -149,10 +149,10 @@ def optimize(
     task: Callable[[Sequence[Trial]], Task] = lambda trials: Task(),
     defaults: Mapping[str, Any] | None = None,
 ) -> TuneResult:
-    """Searches the settings with the best value, with any backend; `minimize` is this for a function.
+    """Searches the settings with the best value, with any runner; `minimize` is this for a function.
 
     Args:
-        open_backend: returns the backend, once everything has been checked.
+        open_runner: returns the runner, once everything has been checked.
         current: the point of the settings in force, which is tried first, but not in a study begun without it.
         objective: name of what is measured.
         maximize: whether greater values are better.
@@ -201,7 +201,7 @@ def optimize(
         )
         check_trials(trials_folder, len(study.trials))
         files = StudyFiles(study, folder, to_config or (lambda trial: trial.settings))
-        backend = stack.enter_context(open_backend())
+        runner = stack.enter_context(open_runner())
         goal = Goal(objective, maximize, space, several=several)
         warm_start = _warm_start(study, goal, past, task, defaults)
         if current is not None and (not study.trials or study.trials[0].drawn == current):
@@ -223,7 +223,7 @@ def optimize(
         keep_task()
         for warning in check_space(space):
             log.warning("  %s", warning)
-        driver = Driver(study, chosen_sampler, chosen_scheduler, backend, budget, trials_folder, seed)
+        driver = Driver(study, chosen_sampler, chosen_scheduler, runner, budget, trials_folder, seed)
         lines = ProgressLines(study, budget, lambda: driver.spent)
 
         def observe(trial: Trial) -> None:

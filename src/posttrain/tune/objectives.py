@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from posttrain.jobs.memory import Memory
 from posttrain.store.errors import UserError
 from posttrain.tune.pareto import front_mask, is_dominated, knee
-from posttrain.tune.trial import Memory, Trial, TrialState
+from posttrain.tune.trial import Trial, TrialState
 
 COSTS = ("seconds", "tokens", "memory_bytes", "gpu_memory_bytes")
 """Objectives that the study measures itself: what a trial has spent so far, over all its runs."""

@@ -21,6 +21,7 @@ from optuna.storages import BaseStorage
 from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial
 
+from posttrain.jobs.memory import UNKNOWN_MEMORY, Memory
 from posttrain.store.errors import UserError
 from posttrain.store.files import write_atomically
 from posttrain.tune.budget import Budget, Spent
@@ -50,7 +51,7 @@ from posttrain.tune.storage import (
     to_distribution,
     to_optuna,
 )
-from posttrain.tune.trial import UNKNOWN_MEMORY, Fork, Memory, Report, Trial, TrialState, best_trial, rank
+from posttrain.tune.trial import Fork, Report, Trial, TrialState, best_trial, rank
 
 TRIALS_FILE = "trials.jsonl"
 """One line a trial, in a study's folder."""

@@ -62,25 +62,6 @@ class Fork:
     replaces: int
 
 
-class Memory(NamedTuple):
-    """The most memory that a trial had in use, in bytes; 0 where that is not known.
-
-    Attributes:
-        host: of the machine, by its process.
-        gpu: of a GPU, by its process.
-    """
-
-    host: int = 0
-    gpu: int = 0
-
-    def maximum(self, other: "Memory") -> "Memory":
-        """Returns the larger of both, of each kind."""
-        return Memory(max(self.host, other.host), max(self.gpu, other.gpu))
-
-
-UNKNOWN_MEMORY = Memory()
-
-
 @dataclass(frozen=True)
 class Trial:
     """One point of the space, and what came of it.

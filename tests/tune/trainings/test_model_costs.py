@@ -223,7 +223,7 @@ def test_trainings_over_a_limit_of_memory_are_infeasible(study: Callable[..., An
 def test_limits_that_are_not_measured_are_named(
     study: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tune: dict[str, Any], problem: str
 ) -> None:
-    monkeypatch.setattr("posttrain.tune.backends.registry.has_gpu", lambda: False)
+    monkeypatch.setattr("posttrain.tune.runs.has_gpu", lambda: False)
     with pytest.raises(UserError, match=f"^{problem}"):
         study({"space": {"train.learning_rate": RATES}, "budget": 2, **tune})
     assert not (tmp_path / "out").exists()

@@ -20,7 +20,6 @@ from posttrain.store.errors import UserError
 from posttrain.store.files import remove_tree, write_atomically
 from posttrain.store.hashing import digest
 from posttrain.tune.api import optimize
-from posttrain.tune.backends.registry import open_backend
 from posttrain.tune.context import TrialContext
 from posttrain.tune.merges.data import read_examples
 from posttrain.tune.merges.search_space import search_space, with_values
@@ -32,6 +31,7 @@ from posttrain.tune.merges.suites import (
     score_suite,
     score_suites,
 )
+from posttrain.tune.runs import open_trials
 from posttrain.tune.trial import Trial, TrialState
 
 _PARTS = 4  # in which a suite is read
@@ -146,7 +146,7 @@ def search_recipe(
                 trial.report(number, _mean_score(parts[:number], searched))
 
         result = optimize(
-            lambda: open_backend("inline", measure),
+            lambda: open_trials("inline", measure),
             space,
             budget=config.trials,
             sampler=config.sampler,

@@ -86,7 +86,7 @@ class Scheduler(ABC):
     place of a trial that is paused or has failed. The parent's checkpoint is that of its last report: the parent may be
     promoted only after all trials that go on from it have been started.
 
-    `posttrain.testing.schedulers.SchedulerContract` tests all of that, and `posttrain.tune.backends.simulated` runs
+    `posttrain.testing.schedulers.SchedulerContract` tests all of that, and `posttrain.tune.runs.replay` runs
     schedulers on recorded curves.
 
     Attributes:

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from posttrain.jobs.runner import check_engine
 from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig
 from posttrain.train.objectives.registry import objective_spec
-from posttrain.tune.backends.registry import check_engine
 from posttrain.tune.samplers.initial import read_points
 from posttrain.tune.samplers.registry import check_sampler
 from posttrain.tune.schedulers.registry import check_scheduler

@@ -7,13 +7,13 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 
 from posttrain.evaluate.config import SuiteConfig
 from posttrain.evaluate.scorers import SCORERS
+from posttrain.jobs.runner import SILENCE
 from posttrain.store.amounts import BYTES, COUNTS, read_amount
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.section import Section
 from posttrain.train.config import TrainConfig
 from posttrain.train.objectives.registry import OBJECTIVES
 from posttrain.train.standalone import TrainJobConfig
-from posttrain.tune.backends.registry import SILENCE
 from posttrain.tune.budget import Budget
 from posttrain.tune.objectives import COSTS, Objectives, read_objectives
 from posttrain.tune.spaces import READY_KEY, expand, values_of

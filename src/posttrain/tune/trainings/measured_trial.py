@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from posttrain.evaluate.config import SuiteConfig
 from posttrain.evaluate.suite import SuiteResult, run_suite
+from posttrain.jobs.memory import peak_memory
 from posttrain.models.language_model import LanguageModel
 from posttrain.train.config import TrainConfig
-from posttrain.tune.backends.inline import peak_memory
 from posttrain.tune.objectives import Measured
 from posttrain.tune.trainings.config import LOSS, MODEL_COSTS, TRAINING_COSTS
 from posttrain.tune.trainings.model_costs import check_limits, measure_model_latency, shape_costs

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from posttrain.evaluate.scorers.base import read_examples
 from posttrain.evaluate.scorers.likelihood import label_indices, preference_pairs
+from posttrain.jobs.runner import Runner, check_engine
 from posttrain.models.sources import fetch_once, locate
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import digest
@@ -19,11 +20,9 @@ from posttrain.train.config import OPERATIONAL_SECTIONS, can_change_on_resume
 from posttrain.train.data.tokenise import content_digest
 from posttrain.train.standalone import TrainJobConfig
 from posttrain.tune.api import check_objectives, optimize
-from posttrain.tune.backends.base import Backend
-from posttrain.tune.backends.registry import check_engine, check_memory
-from posttrain.tune.backends.registry import open_backend as open_engine
 from posttrain.tune.budget import Budget
 from posttrain.tune.result import TuneResult
+from posttrain.tune.runs import check_memory, open_trials
 from posttrain.tune.schedulers.registry import make_scheduler
 from posttrain.tune.space import Space
 from posttrain.tune.trainings.checks import check_search
@@ -157,9 +156,9 @@ def search_trainings(
         log.warning("  %s", warning)
     base = out / _BASE
 
-    def open_backend() -> Backend:
+    def open_runner() -> Runner:
         # Now, as everything has been checked. The model is fetched once for all trials.
-        return open_engine(engine, trial.with_model(fetch_once(trial.model, base)), workers, tune.silence)
+        return open_trials(engine, trial.with_model(fetch_once(trial.model, base)), workers, tune.silence)
 
     @cache
     def data_of_task() -> Task:
@@ -171,7 +170,7 @@ def search_trainings(
         return replace(data, features={**data.features, **model, **early_losses(out / "trials")})
 
     return optimize(
-        open_backend,
+        open_runner,
         space,
         budget=budget,
         sampler=tune.sampler or (None if tune.one_shot is None else "nsga2"),
