@@ -25,9 +25,11 @@ from posttrain.jobs.simulated import Play, SimulatedRunner
 from posttrain.jobs.task import Handler, Task
 from posttrain.testing.schedulers import SchedulerRun
 from posttrain.tune.api import optimize
+from posttrain.tune.goal import Goal
 from posttrain.tune.runs import TrialEnd
 from posttrain.tune.schedulers.base import Decision, Scheduler
 from posttrain.tune.schedulers.registry import make_scheduler
+from posttrain.tune.space import Space
 from posttrain.tune.trial import Report
 
 STEPS = 81
@@ -90,7 +92,7 @@ def measure_driver(scheduler: str, trials: int, *, kept: bool = False) -> list[f
     with tempfile.TemporaryDirectory() as folder:
         optimize(
             lambda: runner,
-            {"rate": {"float": [1e-5, 1e-2], "log": True}, "share": {"float": [0, 1]}},
+            Goal(Space({"rate": {"float": [1e-5, 1e-2], "log": True}, "share": {"float": [0, 1]}})),
             budget=f"{trials} trials",
             sampler=None if scheduler == "pbt" else "random",
             scheduler={"name": scheduler, "max_resource": STEPS},

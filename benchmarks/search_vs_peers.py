@@ -37,10 +37,12 @@ from search_problems import Parameter, Problem, Trace, problem
 
 from posttrain.report.charts.chart import SERIES, Chart, series_colour, ticks, value_axis
 from posttrain.tune.api import optimize
+from posttrain.tune.goal import Goal
 from posttrain.tune.parameters import Choice, Float, Int
 from posttrain.tune.runs import CurvePoint, replay
 from posttrain.tune.space import Space
 from posttrain.tune.transfer.past import PastStudy
+from posttrain.tune.transfer.warm_start import Transfer
 
 HERE = Path(__file__).parent
 
@@ -81,13 +83,13 @@ def run_warm(sampler: Any, scheduler: Any, subject: Problem, seed: int) -> float
 
             optimize(
                 partial(replay, curve),
-                space_of(earlier),
+                Goal(space_of(earlier)),
                 budget=EARLIER,
                 sampler=sampler,
                 scheduler=scheduler,
                 seed=seed,
                 out=out,
-                past=past,
+                transfer=Transfer(past),
             )
             past.append(PastStudy.read(out, name))
         return run_ours(sampler, scheduler, subject, seed, past)
@@ -107,12 +109,12 @@ def run_ours(sampler: Any, scheduler: Any, problem: Problem, seed: int, past: Se
     with suppress(_Over):
         optimize(
             lambda: replay(curve),
-            space_of(problem),
+            Goal(space_of(problem)),
             budget=100_000,
             sampler=sampler,
             scheduler=scheduler,
             seed=seed,
-            past=past,
+            transfer=Transfer(past),
         )
     return trace.trials
 

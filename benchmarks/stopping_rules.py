@@ -19,6 +19,7 @@ from search_problems import Problem, problem
 from search_vs_peers import space_of
 
 from posttrain.tune.api import optimize
+from posttrain.tune.goal import Goal
 from posttrain.tune.runs import CurvePoint, replay
 
 TASKS = ("round 1", "round 2", "round 3")
@@ -43,7 +44,7 @@ def study(task: Problem, rule: Mapping[str, Any], trials: int, seed: int) -> tup
 
     result = optimize(
         lambda: replay(curve),
-        space_of(task),
+        Goal(space_of(task)),
         budget=trials,
         sampler="random",
         scheduler={**rule, "max_resource": task.parts},

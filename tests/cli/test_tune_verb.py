@@ -306,7 +306,7 @@ def test_kill_a_study_of_trainings(tmp_path: Path) -> None:
         (["config.yaml", "--out", "out", "--engine", "rai"], "--engine: there is no engine `rai`"),
         (
             ["config.yaml", "--out", "out", "--workers", "2"],
-            "--workers: inline has no 2 workers; use --engine processes",
+            "--workers: inline runs one at a time, so it cannot have 2 workers",
         ),
         (["config.yaml", "--out", "out", "--budget", "much"], "--budget: `much` is not a budget"),
         (["train.jsonl", "--out", "out"], "train.jsonl:2: broken YAML"),

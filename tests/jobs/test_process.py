@@ -73,6 +73,6 @@ def test_a_command_is_ended_with_all_that_it_has_started() -> None:
     [("while True: pass", {"cpu_seconds": 1}), ("x = bytearray(1 << 30)", {"memory_bytes": 1 << 29})],
 )
 def test_a_command_has_limits(code: str, limits: dict[str, int]) -> None:
-    ended = run_command([sys.executable, "-c", f"import time; time.sleep(0.2); {code}"], seconds=60, **limits)
+    ended = run_command([sys.executable, "-c", f"import time; time.sleep(0.2)\n{code}"], seconds=60, **limits)
     assert ended.code
     assert ended.code < 0 or ended.last_error == "MemoryError"

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from posttrain.tune import Float
+from posttrain.tune import Float, Space
 from posttrain.tune.api import optimize
+from posttrain.tune.goal import Goal
 from posttrain.tune.runs import CurvePoint, replay
 
 SCHEDULERS: dict[str, Any] = {
@@ -35,7 +36,7 @@ def test_there_and_back(first: str, second: str, tmp_path: Path) -> None:
     for turn, name in enumerate((first, second, first, second)):
         result = optimize(
             lambda: replay(curve),
-            {"x": Float(0, 1)},
+            Goal(Space({"x": Float(0, 1)})),
             budget=6 * (turn + 1),
             sampler="random",
             scheduler=SCHEDULERS[name],

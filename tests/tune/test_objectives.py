@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from posttrain.jobs.memory import Memory
 from posttrain.store.errors import UserError
 from posttrain.tune.objectives import Objective, Objectives, read_measured, read_objectives
-from posttrain.tune.trial import Memory, Trial, TrialState
+from posttrain.tune.trial import Trial, TrialState
 
 
 def trial(number: int, *values: float, state: TrialState = TrialState.FINISHED) -> Trial:

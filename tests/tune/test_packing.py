@@ -14,9 +14,10 @@ from posttrain.jobs.packing import MemoryPacking
 from posttrain.jobs.simulated import SimulatedRunner
 from posttrain.jobs.task import Handler, Outcome, Task
 from posttrain.jobs.workers import WorkerRunner
-from posttrain.tune import TuneResult
+from posttrain.tune import Space, TuneResult
 from posttrain.tune.api import optimize
 from posttrain.tune.context import TrialContext
+from posttrain.tune.goal import Goal
 from posttrain.tune.runs import CurvePoint, RunTrial, open_trials, replay
 
 GB = 10**9
@@ -70,7 +71,7 @@ class Machine(SimulatedRunner):
 
 def search(machine: Machine, space: Any = SPACE, **options: Any) -> TuneResult:
     options = {"budget": "9 trials", "sampler": "quasi_random", "scheduler": HALVING, **options}
-    return optimize(lambda: machine, space, **options)
+    return optimize(lambda: machine, Goal(Space(space)), **options)
 
 
 def outcomes(result: TuneResult) -> list[tuple[Any, ...]]:
@@ -231,7 +232,11 @@ def test_processes_never_take_more_than_there_is(monkeypatch: pytest.MonkeyPatch
         scheduler = {"name": "successive_halving", "max_resource": 3}
         runner = CountingRunner(RunTrial(function), LocalLauncher(), workers)
         return optimize(
-            lambda: runner, {"x": {"float": [0, 1]}}, budget="6 trials", sampler="quasi_random", scheduler=scheduler
+            lambda: runner,
+            Goal(Space({"x": {"float": [0, 1]}})),
+            budget="6 trials",
+            sampler="quasi_random",
+            scheduler=scheduler,
         )
 
     result = search(3)
@@ -270,7 +275,7 @@ def test_out_of_memory_beside_others_is_run_again(tmp_path: Path) -> None:
 
     space = {"x": {"float": [0, 1]}}
     runner = WorkerRunner(RunTrial(function), UnknownMemory(), 2)
-    result = optimize(lambda: runner, space, budget="3 trials", sampler="quasi_random")
+    result = optimize(lambda: runner, Goal(Space(space)), budget="3 trials", sampler="quasi_random")
     assert [trial.state for trial in result.trials] == ["finished"] * 3
     lines = (tmp_path / "log").read_text().splitlines()
     assert sorted(lines[:2]) == ["begin 0", "begin 1"]
@@ -284,7 +289,9 @@ def test_out_of_memory_alone_is_a_failure() -> None:
         raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     space = {"x": {"float": [0, 1]}}
-    result = optimize(lambda: open_trials("inline", function), space, budget="2 trials", sampler="quasi_random")
+    result = optimize(
+        lambda: open_trials("inline", function), Goal(Space(space)), budget="2 trials", sampler="quasi_random"
+    )
     trial, other = result.trials
     assert (trial.state, trial.error) == ("failed", "out of memory: CUDA out of memory. Tried to allocate 2.00 GiB")
     assert other.state == "finished"

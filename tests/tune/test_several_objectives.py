@@ -16,6 +16,7 @@ import yaml
 from posttrain.store.errors import UserError, WorkError
 from posttrain.tune import Choice, Float, Int, Objective, Space, TrialContext, minimize
 from posttrain.tune.api import optimize
+from posttrain.tune.goal import Goal
 from posttrain.tune.objectives import read_objectives
 from posttrain.tune.pareto import hypervolume
 from posttrain.tune.runs import CurvePoint, replay
@@ -165,9 +166,8 @@ def test_what_a_trial_spends_is_measured_by_the_study() -> None:
 
     result = optimize(
         lambda: replay(curve),
-        SPACE,
+        Goal(Space(SPACE), read_objectives(objectives)),
         budget=12,
-        several=read_objectives(objectives),
         sampler="random",
     )
     for trial in result.trials:

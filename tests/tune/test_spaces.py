@@ -14,8 +14,8 @@ from posttrain.tune import Space, minimize, spaces
 from posttrain.tune.lint import check_space
 from posttrain.tune.parameters import Float, Int
 from posttrain.tune.spaces import READY, expand, ready
+from posttrain.tune.trainings.checks import check_settings
 from posttrain.tune.trainings.config import TuneJobConfig
-from posttrain.tune.trainings.settings import check_settings
 
 
 def job(space: Any, **train: Any) -> TuneJobConfig:

@@ -100,17 +100,18 @@ def run(
     if result.best is None:
         reason = next((trial.error for trial in result.trials if trial.error), "the budget was spent before one had")
         raise WorkError(f"no trial has a value: {reason}")
-    current = ""
+    current, objectives = "", section.searched
     if result.current is not None:
-        current = f"; {describe_current(result.current, result.best, section.several)}"
+        current = f"; {describe_current(result.current, result.best, objectives)}"
     if result.front:
-        best = describe_best(result.best, section.several, result.front)
+        best = describe_best(result.best, objectives, result.front)
         print_line(f"{best}; {len(result.trials)} trials in all{current}")
-        limits = "" if section.several is None or section.several.meets_limits(result.best) else _NO_LIMITS
+        limits = "" if objectives.meets_limits(result.best) else _NO_LIMITS
         print_line(f"chosen by the rule: {section.choose}{limits}; a config of each: {out / FRONT_FOLDER}")
     else:
         count = count_trials(len(result.trials))
-        print_line(f"{describe_best(result.best)} of {count}, by held-out {', '.join(section.metrics)}{current}")
+        best = describe_best(result.best, objectives)
+        print_line(f"{best} of {count}, by held-out {', '.join(section.metrics)}{current}")
     for name, value in result.best.settings.items():
         print_line(f"  {name}: {value}")
     for warning in check_edges(Space(section.space, section.constraints), result.best):
@@ -122,7 +123,7 @@ def run(
         print_line("its settings changed while it trained:")
         _print_schedule(result.schedule)
         return
-    if section.one_shot is not None:
+    if section.one_shot:
         print_line(f"the best sub-network: {out / MODEL}; to train its ranks alone:")
     print_line(shlex.join(["posttrain", "train", "--config", str(out / "best.yaml"), "--out", "MODEL"]))
 

@@ -186,13 +186,13 @@ def check_tuning(config: "Config", root: Path, has_labels: bool) -> None:
     if tune.budget is None:
         raise UserError("says nothing of what it may spend", where="tune.budget", fix="give one, such as 20 trials")
     tune.read_budget()
-    if tune.objectives:
+    if len(tune.objectives) > 1:
         fix = "name a metric, or use posttrain tune beside the loop"
         raise UserError("a round chooses settings by one metric", where="tune.objectives", fix=fix)
-    check_memory(tune.limits.values, tune.engine, "tune.limits")
+    check_memory(tune.limits, tune.engine, "tune.limits")
     if tune.storage is not None:
         raise UserError("a round keeps its study in the workspace", where="tune.storage", fix="leave it out")
-    if tune.one_shot is not None:
+    if tune.one_shot:
         what = "leaves a model, and a round trains its own"
         raise UserError(what, where="tune.one_shot", fix="leave it out, or use posttrain tune beside the loop")
     if tune.warm_start is not None:

@@ -229,7 +229,7 @@ class TrialRunner:
         task = Task(0, (self._short(settings, MEASURED_STEPS + warm), MEASURED_STEPS + warm), self._folder / "training")
         measurement = _Measurement(warm, floor)
         # A runner of its own, and so a process.
-        with WorkerRunner(self._function, LocalLauncher(), 1, seconds) as runner:
+        with WorkerRunner(self._function, LocalLauncher(), 1, math.inf) as runner:
             runner.start(task)
             while measurement.outcome is None and (left := began + seconds - time.monotonic()) > 0:
                 runner.wait(measurement, left)

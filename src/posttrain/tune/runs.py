@@ -12,7 +12,7 @@ from posttrain.jobs.simulated import Play, SimulatedRunner
 from posttrain.jobs.task import Task, TaskContext
 from posttrain.store.errors import UserError
 from posttrain.tune.context import Infeasible, TrialContext, TrialInterrupted
-from posttrain.tune.objectives import Measured, read_measured
+from posttrain.tune.objectives import Measured, Objectives, read_measured
 from posttrain.tune.schedulers.base import Decision
 from posttrain.tune.trial import Report
 
@@ -145,3 +145,19 @@ def check_memory(names: Collection[str], engine: str, where: str) -> None:
     if "gpu_memory_bytes" in names and engine in ("inline", "processes") and not has_gpu():
         what = "`gpu_memory_bytes` of a trial is not known where there is no GPU"
         raise UserError(what, where=where, fix="use memory_bytes")
+
+
+def check_objectives(objectives: Objectives, engine: str, *, starts_warm: bool, section: str = "") -> None:
+    """Raises a `UserError` if the engine does not measure an objective, or if there are several where one is asked for.
+
+    Args:
+        objectives: what is searched.
+        engine: runs the trials.
+        starts_warm: whether it starts from earlier studies.
+        section: of a config, before the names of keys in errors, such as ``tune.``.
+    """
+    check_memory(objectives.names, engine, f"{section}objectives")
+    count = len(objectives)
+    if count > 1 and starts_warm:
+        what = f"carries over the best settings by one objective, and there are {count}"
+        raise UserError(what, where=f"{section}warm_start", fix="leave it out, or name settings in initial")

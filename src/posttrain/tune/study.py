@@ -37,8 +37,6 @@ from posttrain.tune.events import (
     read_events,
 )
 from posttrain.tune.goal import Goal, find_study, open_study, stored_goal
-from posttrain.tune.objectives import Objectives
-from posttrain.tune.space import Space
 from posttrain.tune.storage import (
     STUDY_FILE,
     add_event,
@@ -61,42 +59,33 @@ class Study:
     """The trials of one search, kept in a database; one process at a time works on it.
 
     Args:
-        space: what is searched.
+        goal: what is searched; a study of another goal is refused.
         folder: gets ``study.db`` and ``trials.jsonl``; None keeps all in memory.
         url: a PostgreSQL database in place of ``study.db``; ``${NAME}`` in it comes from the environment.
         name: the study's name in the database.
-        objective: what is measured; a study of another objective is refused.
-        maximize: whether greater values are better.
-        several: several objectives, in place of these two.
-        identity: what else decides the values, such as a digest of the data, by name; a study of another is refused.
 
     Attributes:
         trials: all trials, by number.
         best: the best so far, as `best_trial` has it; of several objectives, the trial that is chosen of the front.
         front: with several objectives, the finished trials that none dominates, by number.
-        objectives: what is searched.
         events: what had happened when the study was opened, in its order.
         clock: seconds that the study had been worked on at its last event, or when that was last recorded.
 
     Raises:
-        UserError: the study was begun with another space or another objective, or the database is none.
+        UserError: the study was begun with another goal, or the database is none.
         LockedError: another process works on it.
     """
 
     def __init__(
         self,
-        space: Space,
+        goal: Goal,
         *,
         folder: Path | None = None,
         url: str | None = None,
         name: str = "tune",
-        objective: str = "value",
-        maximize: bool = False,
-        identity: Mapping[str, str] | None = None,
-        several: Objectives | None = None,
     ) -> None:
-        goal = Goal(objective, maximize, space, identity or {}, several)
-        self.space, self.folder, self.maximize, self.objectives = space, folder, goal.maximize, goal.objectives
+        self.goal, self.folder = goal, folder
+        self.space, self.maximize, self.objectives = goal.space, goal.maximize, goal.objectives
         self._location = describe_location(folder, url)
         with ExitStack() as stack:
             self._storage = open_storage(folder, url)

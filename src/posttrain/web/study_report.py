@@ -15,7 +15,7 @@ from posttrain.tune.goal import Goal
 from posttrain.tune.importance import Importance, measure_importance
 from posttrain.tune.lint import check_edges, check_space
 from posttrain.tune.losses import FEWEST
-from posttrain.tune.objectives import Objective
+from posttrain.tune.objectives import Objective, Objectives
 from posttrain.tune.trial import Trial, TrialState, best_trial, rank, with_objective
 from posttrain.web.front_view import front_charts, hypervolume_chart
 from posttrain.web.page import PAGE_BYTES, Table, Tile, now_text, render_page, write_page
@@ -118,7 +118,7 @@ def _split(goal: Goal, trials: Sequence[Trial]) -> list[_ObjectiveReport]:
     for index, objective in enumerate(goal.objectives.items):
         values = [with_objective(trial, index) for trial in trials] if len(goal.objectives) > 1 else trials
         importance = measure_importance(goal.space, values, maximize=objective.maximize)
-        single = Goal(objective.name, objective.maximize, goal.space, goal.identity)
+        single = Goal(goal.space, Objectives((objective,)), goal.identity)
         parts.append(_ObjectiveReport(single, values, importance))
     return parts
 

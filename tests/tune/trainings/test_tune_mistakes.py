@@ -38,9 +38,9 @@ from posttrain.tune.trainings.search import tune_trainings
         ({"budget": "lots"}, "tune.budget: `lots` is not a budget"),
         (
             {"space": {"lr": {"float": [0.1, 0.2]}}},
-            "`lr` is no setting of a training, and no formula has it; write train.lr",
+            "`lr` is not a setting of a training, and no formula has it; write train.lr",
         ),
-        ({"space": {"lr": [0.1, 0.2], "train.epochs": [1, 2]}}, "tune.space: `lr` is no setting of a training"),
+        ({"space": {"lr": [0.1, 0.2], "train.epochs": [1, 2]}}, "tune.space: `lr` is not a setting of a training"),
         ({"space": {"a": [1, 2], "b": {"derive": "2 * a"}}}, "tune.space: a change no setting of a training"),
         ({"sampler": "tpee"}, "tune.sampler: there is no sampler `tpee`"),
         ({"initial": [{"train.epochs": 99}]}, "tune.initial: {train.epochs: 99} is no point of the space"),
@@ -74,7 +74,7 @@ def test_mistakes_are_named_before_any_work(
         ({"held_out": "60%"}, "a share of more than 0% and at most 50% can be held out"),
         ({"held_out": "0%"}, "a share of more than 0%"),
         ({"held_outt": "10%"}, "unknown key `held_outt`"),
-        ({"metric": "loss", "objectives": ["loss", "seconds"]}, "metric and maximize are of one objective"),
+        ({"metric": "loss", "objectives": ["loss", "seconds"]}, "there are objectives, which take the place of metric"),
     ],
 )
 def test_mistakes_in_the_section(changes: dict[str, Any], problem: str) -> None:

@@ -166,7 +166,7 @@ class Tune(Stage):
             value_before = _measure(trial, before, scratch / "before")
             trained += 1
         value, settings = value_before, {**(current_trial.settings if current_trial is not None else {}), **before}
-        if best is not None and _is_better(best.latest, value_before, tune.is_maximized):
+        if best is not None and _is_better(best.latest, value_before, tune.searched.directions[0]):
             value, settings = best.latest, dict(best.settings)
         if (failed := next((entry for entry in result.trials if entry.error), None)) is not None:
             log.warning("  trial %d failed: %s", failed.number, failed.error)
@@ -182,7 +182,7 @@ class Tune(Stage):
             records=self.labels,
             held_out=self.held_out.num_rows,
             metric=tune.metric,
-            maximize=tune.is_maximized,
+            maximize=tune.searched.directions[0],
             settings=settings,
             before=before,
             configured=self._configured(context),
@@ -219,7 +219,7 @@ class Tune(Stage):
             parts=training_parts(tune),
             difficulties=None if training.difficulties is None else training.difficulties[rows],
             weights=None if training.weights is None else training.weights[rows],
-            limits=tune.limits.values,
+            limits=tune.limits,
         )
 
     def _before(self, context: RoundContext) -> dict[str, Any]:
@@ -243,8 +243,7 @@ class Tune(Stage):
 
 def search_settings(tune: TuneConfig) -> dict[str, Any]:
     """Returns the section without what changes no result, as another engine or a longer silence is no other search."""
-    unset = set() if tune.limits.values else {"limits"}
-    return tune.model_dump(mode="json", exclude={"one_shot", "engine", "workers", "silence", *unset})
+    return tune.model_dump(mode="json", exclude={"one_shot", "engine", "workers", "silence"})
 
 
 def _section(context: RoundContext) -> TuneConfig:

@@ -21,6 +21,7 @@ from posttrain.store.files import remove_tree, write_atomically
 from posttrain.store.hashing import digest
 from posttrain.tune.api import optimize
 from posttrain.tune.context import TrialContext
+from posttrain.tune.goal import Goal
 from posttrain.tune.merges.data import read_examples
 from posttrain.tune.merges.search_space import search_space, with_values
 from posttrain.tune.merges.suites import (
@@ -31,6 +32,7 @@ from posttrain.tune.merges.suites import (
     score_suite,
     score_suites,
 )
+from posttrain.tune.objectives import Objective, Objectives
 from posttrain.tune.runs import open_trials
 from posttrain.tune.trial import Trial, TrialState
 
@@ -145,22 +147,21 @@ def search_recipe(
                     write_atomically(file, json.dumps(parts).encode())
                 trial.report(number, _mean_score(parts[:number], searched))
 
+        objectives = Objectives((Objective("score", maximize=True),))
+        identity = {
+            "recipe": digest(recipe.model_dump(mode="json", exclude={"search"})),
+            "suites": digest([suite.digest for suite in searched]),
+            "precision": precision,
+        }
         result = optimize(
             lambda: open_trials("inline", measure),
-            space,
+            Goal(space, objectives, identity),
             budget=config.trials,
             sampler=config.sampler,
             scheduler={"name": "asha", "max_resource": _PARTS, "eta": 2},
             current=point,
             seed=recipe.seed,
             out=study,
-            objective="score",
-            maximize=True,
-            identity={
-                "recipe": digest(recipe.model_dump(mode="json", exclude={"search"})),
-                "suites": digest([suite.digest for suite in searched]),
-                "precision": precision,
-            },
         )
         best = result.best
         assert best is not None, "a study without a value ends in an error"

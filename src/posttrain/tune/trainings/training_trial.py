@@ -20,8 +20,7 @@ from posttrain.train.standalone import TrainJobConfig, train_standalone
 from posttrain.tune.context import TrialContext, TrialInterrupted
 from posttrain.tune.objectives import Measured
 from posttrain.tune.trainings.features import EARLY_FOLDER
-from posttrain.tune.trainings.measured_trial import MeasuredTrial
-from posttrain.tune.trainings.model_costs import untrained_model
+from posttrain.tune.trainings.measured_trial import MeasuredTrial, untrained_model
 from posttrain.tune.trainings.settings import apply_settings
 from posttrain.tune.transfer.past import EARLY_STEP
 

@@ -4,7 +4,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -124,7 +124,9 @@ def read_kept_study(
 
 def write_task(folder: Path, goal: Goal, task: Task) -> None:
     """Writes ``task.json``, by which later studies find this one."""
-    text = json.dumps({"goal": goal.to_json(), "task": task.to_json()}, ensure_ascii=False, indent=1)
+    # What else decides the values may name a path, which must not differ between a round's artifacts.
+    content = {"goal": replace(goal, identity={}).to_json(), "task": task.to_json()}
+    text = json.dumps(content, ensure_ascii=False, indent=1)
     write_atomically(folder / TASK_FILE, text.encode())
 
 
