@@ -242,7 +242,7 @@ def test_too_few_records_leave_the_settings_as_they_are(begun_loop: Callable[...
         ({"one_shot": True}, "tune.one_shot: leaves a model, and a round trains its own"),
         ({"warm_start": "studies"}, "tune.warm_start: a round starts from the studies of the rounds before it"),
         ({"budget": "5 EUR"}, "tune.budget: `5 EUR` is not a budget"),
-        ({"initial": [{RATE: 1.0}]}, "tune.initial: {train.learning_rate: 1.0} is no point of the space"),
+        ({"initial": [{RATE: 1.0}]}, "tune.initial: {train.learning_rate: 1.0} is not a point of the space"),
         (
             {"scheduler": {"name": "pbt", "max_resource": 4}},
             "tune.scheduler: finds a schedule of settings, which the round's training cannot follow",

@@ -26,7 +26,7 @@ def quadratic(trial: TrialContext) -> float:
 
 
 def anytime(trial: TrialContext) -> None:
-    """Improves at each of nine steps, and goes on from its checkpoint."""
+    """Improves at each of nine steps, and continues from its checkpoint."""
     path = trial.folder / "step"
     step = int(path.read_text()) if path.exists() else 0
     if step:  # a kill may have come between checkpoint and report
@@ -234,7 +234,7 @@ def test_a_grid_ends_a_study() -> None:
         ({"workers": 0}, "workers: must be at least 1"),
         ({"workers": 2}, "inline runs one at a time, so it cannot have 2 workers"),
         ({"seed": -1}, "-1 is not a seed"),
-        ({"initial": {"x": 0.5}}, "initial: is no list of points"),
+        ({"initial": {"x": 0.5}}, "initial: is not a list of points"),
         ({"sampler": {"name": "tpe", "startup": -3}}, "sampler.startup: -3 is out of range"),
     ],
 )
@@ -274,7 +274,7 @@ def test_initial_points_are_tried_first(tmp_path: Path) -> None:
     # They have been tried by the time that the study goes on: it needs no points any more.
     again = minimize(quadratic, SPACE, budget="4 trials", out=tmp_path / "study")
     assert comparable(again.trials[:3]) == comparable(result.trials)
-    with pytest.raises(UserError, match="x: 2, depth: 5, kind: b} is no point of the space"):
+    with pytest.raises(UserError, match="x: 2, depth: 5, kind: b} is not a point of the space"):
         minimize(quadratic, SPACE, budget="3 trials", initial=[{**best, "x": 2}], out=tmp_path / "other")
     assert not (tmp_path / "other").exists()
 

@@ -96,7 +96,7 @@ def test_workers_do_not_change_a_population(workers: int) -> None:
     ("options", "problem"),
     [
         ({}, "pbt needs `max_resource`"),
-        ({"max_resource": 5, "population": 1}, "1 members are no population"),
+        ({"max_resource": 5, "population": 1}, "1 are too few for a population"),
         ({"max_resource": 5, "interval": 6}, "interval 6 does not lie between 1 and max_resource 5"),
         ({"max_resource": 5, "size": 4}, "pbt has no option `size`"),
     ],

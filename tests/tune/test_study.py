@@ -159,7 +159,7 @@ def test_what_is_no_study(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no study"):
         read_study(tmp_path)
     (tmp_path / "study.db").write_text("no database, and longer than the hundred bytes that its header has " * 4)
-    with pytest.raises(UserError, match="is no study"):
+    with pytest.raises(UserError, match="is not a study"):
         Study(Goal(SPACE), folder=tmp_path)
     with pytest.raises(UserError, match="storage: `mysql` is not supported"):
         Study(Goal(SPACE), folder=tmp_path, url="mysql://host/name")

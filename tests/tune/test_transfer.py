@@ -201,7 +201,7 @@ def test_mistakes(tmp_path: Path) -> None:
     damaged = tmp_path / "damaged"
     damaged.mkdir()
     (damaged / "task.json").write_text("{")
-    with pytest.raises(UserError, match="is no study that can be read"):
+    with pytest.raises(UserError, match="is not a study that can be read"):
         read_past("damaged", tmp_path)
 
 
@@ -238,6 +238,6 @@ def test_the_first_study_of_a_series_has_none_before_it(tmp_path: Path, caplog: 
     caplog.clear()
     with caplog.at_level("WARNING", "posttrain"):
         minimize(bowl(0.3, 0.3), SQUARE, budget=1, out=tmp_path / "another", warm_start=str(series))
-    assert any("left out: " in message and "is no study that can be read" in message for message in caplog.messages)
-    with pytest.raises(UserError, match="is no study that can be read"):
+    assert any("left out: " in message and "is not a study that can be read" in message for message in caplog.messages)
+    with pytest.raises(UserError, match="is not a study that can be read"):
         minimize(bowl(0.3, 0.3), SQUARE, budget=1, out=tmp_path / "third", warm_start=str(series / "1"))

@@ -27,7 +27,7 @@ _NO_LIMITS = "; no trial meets the limits"
 
 
 class _Verbs(LazyGroup):
-    """Takes what is no verb for the config of a study: ``posttrain tune CONFIG.yaml`` runs it."""
+    """Takes what is not a verb for the config of a study: ``posttrain tune CONFIG.yaml`` runs it."""
 
     verbs: ClassVar = {
         "run": LazyVerb("posttrain.cli.tune:run", "Search the settings that a config names; resume a stopped study."),
@@ -64,7 +64,7 @@ def run(
 ) -> None:
     """Search the settings that a config names; resume a stopped study."""
     if out is None:
-        raise UserError("say where the study is to be kept", where="--out")
+        raise UserError("say where to keep the study", where="--out")
     # After the options, as the search imports torch.
     from posttrain.jobs.runner import check_engine
     from posttrain.train.api import read_files
@@ -189,13 +189,13 @@ def show(
         for trial in ranked[: max(_SHOWN, len(front))]
     ]
     spent = "spent" if "seconds" in objectives.names else "seconds"  # no two columns of one name
-    headings = ["trial", "state", *objectives.names, "step", spent, *(["goes on from"] if parents else []), *names]
+    headings = ["trial", "state", *objectives.names, "step", spent, *(["continues from"] if parents else []), *names]
     print_table("", headings, rows)
     states = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     counted = f"{count_trials(len(trials))}: {states}" if trials else "no trials yet"
     print_line(f"{counted}; {left}" if left else counted)
     if counts["running"] and not is_locked(folder / TRIALS_FOLDER / LOCK):
-        print_line("no process works on the study; posttrain tune goes on with it")
+        print_line("no process works on the study; posttrain tune continues it")
     print_line(describe_best(best, objectives, front))
     if best is not None and front:
         limits = "" if objectives.meets_limits(best) else _NO_LIMITS

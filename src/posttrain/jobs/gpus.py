@@ -21,7 +21,7 @@ _DRIVER_FILES = ("nvidia[0-9]*", "kfd")  # of NVIDIA's driver and of AMD's
 
 _CONTEXT_BYTES = 800 << 20  # that CUDA and its libraries take beside torch's allocator: 783 MiB on an H100
 
-# In a process of its own: whoever asks CUDA gets a context of half a gigabyte on each GPU, for as long as it lives.
+# In a process of its own: one that asks CUDA keeps a context of half a gigabyte on each GPU for as long as it lives.
 _QUESTION = """
 import json, torch
 count = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Process(Protocol):
-    """A command that was started, as whoever started it sees it."""
+    """A command that was started, as its starter sees it."""
 
     def exit_code(self, seconds: float) -> int | None:
         """Waits for the end; returns the exit code, minus a signal's number, or None if it still runs."""

@@ -49,7 +49,7 @@ class SlurmLauncher(Launcher):
         make_folder(logs)
         options = [
             "--parsable",
-            "--no-requeue",  # whoever has started the command starts it again
+            "--no-requeue",  # the starter of the command starts it again
             "--export=ALL",
             "--job-name=posttrain",
             f"--output={logs}/%j.log",

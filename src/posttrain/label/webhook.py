@@ -30,7 +30,7 @@ _MAX_ATTEMPTS = 12  # the last one about five hours after the first
 _FIRST_WAIT, _LONGEST_WAIT = 10.0, 7200.0  # seconds
 _POLL_SECONDS = 1.0
 _ALARM_SECONDS = 300.0  # a report on many answers takes seconds of a processor
-# Batches of the time before there was a webhook, or a database was rebuilt, are no news.
+# Batches of the time before there was a webhook, or a database was rebuilt, are not news.
 _NEWS = timedelta(days=1)
 
 
@@ -48,13 +48,13 @@ def note_alarms(metadata: Metadata, alarms: Iterable[Mapping[str, Any]]) -> None
 def note_batches(metadata: Metadata) -> None:
     """Notes events of the batches that are new, or decided as a whole, and were not noted yet.
 
-    From the rows themselves: whoever writes them, and whenever it is killed, no event is lost and none is early.
+    From the rows themselves: whatever writes them, and whenever it is killed, no event is lost and none is early.
     """
     batch, item = label_batches.c, label_items.c
     since = utc_now() - _NEWS
     asked = (item.batch == batch.name) & item.expected.is_(None)
     undecided = asked & item.status.in_(("open", "review"))
-    # A batch is closed only when its answers are taken up; whoever takes them up wants to know before.
+    # A batch is closed only when its answers are taken up; the process that takes them up needs to know before.
     done = (batch.finished_at >= since) | (
         batch.finished_at.is_(None) & exists().where(asked) & ~exists().where(undecided)
     )

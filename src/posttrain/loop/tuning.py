@@ -109,7 +109,7 @@ def last_tuned(states: Sequence["RoundState"]) -> "RoundState | None":
 def with_tuning(config: "Config", tuning: Mapping[str, Any] | None) -> "Config":
     """Returns the config with the settings that a search left.
 
-    A key that is searched no more, or that the user has set anew since, counts no more.
+    A key that is not searched any more, or that the user has set since, does not count.
 
     Args:
         config: The config as ``posttrain.yaml`` and the rules of ``adjust`` have it.
@@ -133,7 +133,7 @@ def with_tuning(config: "Config", tuning: Mapping[str, Any] | None) -> "Config":
     except UserError as error:
         listed = ", ".join(f"{key} = {value}" for key, value in settings.items())
         what = f"{error.what}, with {listed}, which an earlier round has tuned"
-        raise UserError(what, where=_WHERE, fix="set the key anew, or leave it out of the space") from None
+        raise UserError(what, where=_WHERE, fix="set the key again, or leave it out of the space") from None
     return config.model_copy(update={"train": train})
 
 

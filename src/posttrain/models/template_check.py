@@ -131,7 +131,7 @@ def _judge(results: dict[str, dict[str, str]]) -> TemplateAbilities:
     for name, answer in zip(("answer", "other answer"), _ANSWERS, strict=True):
         if answer not in results[name]["text"]:
             raise _refusal("loses the assistant's answer")
-    # Refusing a conversation is the template's right: whoever has such a one is told so.
+    # Refusing a conversation is the template's right: users are told so.
     return TemplateAbilities(
         system="error" in results["system"] or results["system"] != results["other system"],
         earlier_turns="error" in results["earlier"] or results["earlier"] != results["other earlier"],

@@ -10,7 +10,7 @@ def check_webhook(url: str | None) -> str | None:
     """Returns the URL of a webhook if it is one, or None if there is none.
 
     Raises:
-        ValueError: it is no web address.
+        ValueError: it is not a web address.
     """
     if url is not None and not url.startswith(("http://", "https://")):
         raise ValueError("must start with http:// or https://")

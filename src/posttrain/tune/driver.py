@@ -328,7 +328,7 @@ class Driver:
         return self._sampler.propose_child(number, self._study.trials, fork)
 
     def _carry_out_fork(self, trial: Trial) -> None:
-        """Gives a new trial the checkpoint that it goes on from, and ends the trial that it replaces.
+        """Gives a new trial the checkpoint that it continues from, and ends the trial that it replaces.
 
         Nothing happens where both have been done: a session that was killed in between is made up for by the next.
         """
@@ -355,7 +355,7 @@ class Driver:
     def _run(self, trial: Trial) -> None:
         self._running[trial.number], self._began[trial.number] = trial, self.seconds
         self._run_tokens[trial.number] = 0
-        if not self._scheduler.has_forks:  # which go on from checkpoints of others
+        if not self._scheduler.has_forks:  # which continue from checkpoints of others
             self._folders.make_room(len(self._running), {*self._running, *self._interrupted})
         folder = self._folders.path(trial.number)
         seed = int(np.random.SeedSequence([self._seed, trial.number]).generate_state(1)[0])

@@ -1,4 +1,4 @@
-"""Log lines that show how a study gets on: trials that end, how many have, the best so far, and the budget left."""
+"""Log lines that show the progress of a study: trials that end, how many have, the best so far, and the budget left."""
 
 import logging
 import time
@@ -19,7 +19,7 @@ _EVERY_SECONDS = 2.0  # between lines, unless there is a new best: thousands of 
 class ProgressLines:
     """Logs a line for trials that end; to be called with each trial that has reported or ended.
 
-    `show_time`, which is to be called in between, logs one a minute where nothing happens.
+    `show_time`, which is called in between, logs one a minute where nothing happens.
 
     Args:
         study: the study.

@@ -132,10 +132,10 @@ class Study:
 
         Args:
             drawn: its values.
-            resource: the step up to which it is to run; None: to its end.
+            resource: the step up to which it runs; None: to its end.
             notes: JSON values to keep with it.
             clock: seconds that the study has been worked on.
-            fork: the checkpoint that it goes on from.
+            fork: the checkpoint that it continues from.
         """
         settings = self.space.complete(drawn)
         trial = Trial(len(self.trials), settings, dict(drawn), resource=resource, notes=notes or {}, fork=fork)
@@ -180,7 +180,7 @@ class Study:
             self._storage.set_study_user_attr(self._id, SPENT_KEY, list(spent._replace(seconds=self.clock)))
 
     def keep_budget(self, budget: Budget) -> None:
-        """Records the budget, for whoever looks at the study."""
+        """Records the budget, for those who look at the study."""
         with storage_errors(self._location):
             self._storage.set_study_user_attr(self._id, BUDGET_KEY, asdict(budget))
 
@@ -216,7 +216,7 @@ class Study:
     def set_running(self, number: int, running: bool) -> None:
         """Shows a trial that has not ended as running or paused.
 
-        That is no event: it follows from the scheduler's decision, the budget or a kill.
+        That is not an event: it follows from the scheduler's decision, the budget or a kill.
         """
         self._replace(replace(self.trials[number], state=TrialState.RUNNING if running else TrialState.PAUSED))
 
@@ -256,7 +256,7 @@ class Study:
         return trial
 
     def _update_best(self, trial: Trial) -> None:
-        # Not anew over all trials with each report: that would take the square of their number.
+        # Not again over all trials with each report: that would take the square of their number.
         best = self.best
         if len(self.objectives) > 1:
             self.front = self.objectives.extend_front(self.front, trial)

@@ -133,7 +133,7 @@ class Tune(Stage):
         }
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
-        """Searches; a killed search goes on in its study."""
+        """Searches; a killed search continues in its study."""
         from posttrain.tune.trainings.search import search_trainings
         from posttrain.tune.transfer.past import TASK_FILE
         from posttrain.tune.transfer.warm_start import WARM_START_FILE, warm_start_sentences
@@ -162,7 +162,7 @@ class Tune(Stage):
         if current_trial is not None and current_trial.state in (TrialState.FINISHED, TrialState.FAILED):
             value_before = current_trial.latest
         else:
-            # They are no point of the space, or the scheduler stopped them: measured beside the study, to their end.
+            # They are not a point of the space, or the scheduler stopped them: measured beside the study, to their end.
             value_before = _measure(trial, before, scratch / "before")
             trained += 1
         value, settings = value_before, {**(current_trial.settings if current_trial is not None else {}), **before}
@@ -230,7 +230,7 @@ class Tune(Stage):
         return {key: tuned_value(self.base, key) for key in tuned_keys(_section(context))}
 
     def _point(self, context: RoundContext, space: Space) -> dict[str, Any] | None:
-        """Returns the drawn values of the settings in force; None where they are no point of the space."""
+        """Returns the drawn values of the settings in force; None where they are not a point of the space."""
         base = {"train": self.training.config.model_dump(mode="json")}
         return find_point(space, base, self._before(context), self.helpers)
 
@@ -242,7 +242,7 @@ class Tune(Stage):
 
 
 def search_settings(tune: TuneConfig) -> dict[str, Any]:
-    """Returns the section without what changes no result, as another engine or a longer silence is no other search."""
+    """Returns the section without what changes no result: another engine or silence is not another search."""
     return tune.model_dump(mode="json", exclude={"one_shot", "engine", "workers", "silence"})
 
 

@@ -123,7 +123,7 @@ class TuneConfig(Section):
     )
     scheduler: str | dict[str, Any] = Field(
         default="none",
-        description="Decides which trainings go on; its max_resource is the number of parts of a training.",
+        description="Decides which trainings continue; its max_resource is the number of parts of a training.",
     )
     one_shot: bool = Field(
         default=False,

@@ -92,7 +92,7 @@ def check_rank_patterns(space: Space, base: Mapping[str, Any], source: str) -> N
         values = apply_settings(base, space.complete(space.draw(generator)))
         train = TrainJobConfig.read(values, "tune.space").train
         key = json.dumps([train.method, train.lora.targets, list(train.lora.ranks)])
-        # With the greatest ranks, as 0 everywhere is no mistake in a pattern.
+        # With the greatest ranks, as 0 everywhere is not a mistake in a pattern.
         before = trainings.get(key, train).lora.ranks
         ranks = {pattern: max(rank, before[pattern]) for pattern, rank in train.lora.ranks.items()}
         trainings[key] = train.model_copy(update={"lora": train.lora.model_copy(update={"ranks": ranks})})

@@ -187,7 +187,7 @@ def training_parts(tune: TuneConfig) -> int:
 
 
 def _current_point(trial: TrainingTrial | OneShotTrial, space: Space) -> dict[str, Any] | None:
-    """Returns the point of the config's own settings; None where they are none of the space."""
+    """Returns the point of the config's own settings; None where they are not a point of the space."""
     return find_point(space, trial.base, configured_values(trial.base, space.to_json()["entries"]), {})
 
 

@@ -54,7 +54,7 @@ def configured_values(base: Mapping[str, Any], keys: Iterable[str]) -> dict[str,
 
     Args:
         base: a config as JSON values.
-        keys: names of a space's entries; those that are no keys of a training are left out.
+        keys: names of a space's entries; those that are not keys of a training are left out.
     """
     values: dict[str, Any] = {}
     for key in keys:
@@ -70,7 +70,7 @@ def configured_values(base: Mapping[str, Any], keys: Iterable[str]) -> dict[str,
 
 
 def find_point(space: Space, base: Mapping[str, Any], values: Settings, helpers: Settings) -> dict[str, Any] | None:
-    """Returns the drawn values of settings; None where they are no point of the space.
+    """Returns the drawn values of settings; None where they are not a point of the space.
 
     Args:
         space: what is searched.

@@ -81,7 +81,9 @@ class PastStudy:
             lines = (folder / TRIALS_FILE).read_text(encoding="utf-8").splitlines()
             return cls.from_json({**content, "name": name, "trials": [json.loads(line) for line in lines]})
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"is no study that can be read ({error})", where=str(folder), fix="leave it out") from None
+            raise UserError(
+                f"is not a study that can be read ({error})", where=str(folder), fix="leave it out"
+            ) from None
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:

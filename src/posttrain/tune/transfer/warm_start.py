@@ -22,7 +22,7 @@ from posttrain.tune.trial import Trial
 log = logging.getLogger("posttrain")
 
 WARM_START_FILE = "warm_start.json"
-"""The studies that one began with, in its folder: a resumed study goes on with the same."""
+"""The studies that one began with, in its folder: a resumed study continues with the same."""
 
 NEAR = 2.0
 """The distance up to which a study counts as near."""
