@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 from curve_pictures import draw
 
-from posttrain.jobs.engines import open_engine
+from posttrain.jobs.map import open_engine
 from posttrain.select.learning_curve import CurvePlan, CurveTask, full_accuracy, learning_curve
 from posttrain.select.strategy_comparison import summarise
 

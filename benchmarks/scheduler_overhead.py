@@ -14,19 +14,23 @@ import argparse
 import gc
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
 import optuna
 
+from posttrain.jobs.simulated import Play, SimulatedRunner
+from posttrain.jobs.task import Handler, Task
 from posttrain.testing.schedulers import SchedulerRun
 from posttrain.tune.api import optimize
-from posttrain.tune.backends.base import Handler
-from posttrain.tune.backends.simulated import CurvePoint, SimulatedBackend
-from posttrain.tune.schedulers.base import Scheduler
+from posttrain.tune.goal import Goal
+from posttrain.tune.runs import TrialEnd
+from posttrain.tune.schedulers.base import Decision, Scheduler
 from posttrain.tune.schedulers.registry import make_scheduler
+from posttrain.tune.space import Space
+from posttrain.tune.trial import Report
 
 STEPS = 81
 
@@ -59,40 +63,42 @@ def measure(scheduler: Scheduler, trials: int) -> list[float]:
     return times
 
 
-class TimedBackend(SimulatedBackend):
+class TimedRunner(SimulatedRunner):
     """Measures the milliseconds of the study's own work for each of its trials' reports."""
 
     def __init__(self) -> None:
-        super().__init__(self._curve_of, workers=4)
+        super().__init__(self._play_trial, workers=4)
         self.times: list[float] = []
-        self._count, self._free = 0, time.thread_time()
+        self._free = time.thread_time()
 
     def wait(self, handler: Handler, seconds: float | None = None) -> None:
         spent = time.thread_time() - self._free  # what runs next
         timed_report: list[float] = []
-        report, ended = timed(handler.report, timed_report), timed(handler.ended, timed_report)
-        super().wait(SimpleNamespace(report=report, ended=ended), seconds)  # type: ignore[arg-type]
+        message, ended = timed(handler.message, timed_report), timed(handler.ended, timed_report)
+        super().wait(SimpleNamespace(message=message, ended=ended), seconds)  # type: ignore[arg-type]
         self.times.append(1000 * spent + sum(timed_report))
         self._free = time.thread_time()
 
-    def _curve_of(self, settings: Mapping[str, Any]) -> Iterator[CurvePoint]:
-        number, self._count = self._count, self._count + 1
-        return (CurvePoint(value(number, step)) for step in range(1, STEPS + 1))
+    def _play_trial(self, task: Task) -> Play:
+        for step in range(task.argument.start + 1, STEPS + 1):
+            if (yield 1.0, Report(step, value(task.number, step))) is not Decision.CONTINUE:
+                return TrialEnd("interrupted")
+        return TrialEnd("returned")
 
 
 def measure_driver(scheduler: str, trials: int, *, kept: bool = False) -> list[float]:
     """Returns the milliseconds of a whole study for each report, in memory or kept in a folder."""
-    backend = TimedBackend()
+    runner = TimedRunner()
     with tempfile.TemporaryDirectory() as folder:
         optimize(
-            lambda: backend,
-            {"rate": {"float": [1e-5, 1e-2], "log": True}, "share": {"float": [0, 1]}},
+            lambda: runner,
+            Goal(Space({"rate": {"float": [1e-5, 1e-2], "log": True}, "share": {"float": [0, 1]}})),
             budget=f"{trials} trials",
             sampler=None if scheduler == "pbt" else "random",
             scheduler={"name": scheduler, "max_resource": STEPS},
             out=folder if kept else None,
         )
-    return backend.times
+    return runner.times
 
 
 def measure_optuna(pruner: optuna.pruners.BasePruner, trials: int) -> list[float]:

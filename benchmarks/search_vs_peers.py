@@ -37,10 +37,12 @@ from search_problems import Parameter, Problem, Trace, problem
 
 from posttrain.report.charts.chart import SERIES, Chart, series_colour, ticks, value_axis
 from posttrain.tune.api import optimize
-from posttrain.tune.backends.simulated import CurvePoint, SimulatedBackend
+from posttrain.tune.goal import Goal
 from posttrain.tune.parameters import Choice, Float, Int
+from posttrain.tune.runs import CurvePoint, replay
 from posttrain.tune.space import Space
 from posttrain.tune.transfer.past import PastStudy
+from posttrain.tune.transfer.warm_start import Transfer
 
 HERE = Path(__file__).parent
 
@@ -80,14 +82,14 @@ def run_warm(sampler: Any, scheduler: Any, subject: Problem, seed: int) -> float
                 return map(CurvePoint, earlier.curve(settings))
 
             optimize(
-                partial(SimulatedBackend, curve),
-                space_of(earlier),
+                partial(replay, curve),
+                Goal(space_of(earlier)),
                 budget=EARLIER,
                 sampler=sampler,
                 scheduler=scheduler,
                 seed=seed,
                 out=out,
-                past=past,
+                transfer=Transfer(past),
             )
             past.append(PastStudy.read(out, name))
         return run_ours(sampler, scheduler, subject, seed, past)
@@ -106,13 +108,13 @@ def run_ours(sampler: Any, scheduler: Any, problem: Problem, seed: int, past: Se
 
     with suppress(_Over):
         optimize(
-            lambda: SimulatedBackend(curve),
-            space_of(problem),
+            lambda: replay(curve),
+            Goal(space_of(problem)),
             budget=100_000,
             sampler=sampler,
             scheduler=scheduler,
             seed=seed,
-            past=past,
+            transfer=Transfer(past),
         )
     return trace.trials
 

@@ -19,7 +19,8 @@ from search_problems import Problem, problem
 from search_vs_peers import space_of
 
 from posttrain.tune.api import optimize
-from posttrain.tune.backends.simulated import CurvePoint, SimulatedBackend
+from posttrain.tune.goal import Goal
+from posttrain.tune.runs import CurvePoint, replay
 
 TASKS = ("round 1", "round 2", "round 3")
 
@@ -42,8 +43,8 @@ def study(task: Problem, rule: Mapping[str, Any], trials: int, seed: int) -> tup
             yield CurvePoint(value)
 
     result = optimize(
-        lambda: SimulatedBackend(curve),
-        space_of(task),
+        lambda: replay(curve),
+        Goal(space_of(task)),
         budget=trials,
         sampler="random",
         scheduler={**rule, "max_resource": task.parts},

@@ -31,7 +31,7 @@ _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
     [
         *("posttrain.cli.models", "posttrain.cli.run", "posttrain.cli.train", "posttrain.cli.backup"),
-        *("posttrain.cli.data.add", "posttrain.data.versions.named_build", "posttrain.jobs.engines"),
+        *("posttrain.cli.data.add", "posttrain.data.versions.named_build", "posttrain.jobs.map"),
         *("posttrain.loop.loop", "posttrain.train.api", "posttrain.models.tiny", "posttrain.models.label_tree"),
         *("posttrain.select.selectors.k_means", "posttrain.store.restore", "posttrain.inspect.verify"),
         *("alembic.command", "rensa", "sklearn.cluster", "transformers.models.llama.modeling_llama"),

@@ -209,7 +209,7 @@ def test_a_population_shows_its_settings_by_step(posttrain: Call, tmp_path: Path
     assert [trial.get("fork", {}).get("step") for trial in values["trials"]] == [None, None, 1, 2]
     shown = posttrain("tune", "show", out).out
     fork = values["trials"][3]["fork"]
-    assert "goes on from" in shown.splitlines()[0]
+    assert "continues from" in shown.splitlines()[0]
     assert f"{fork['parent']} at 2" in shown
     spans = values["schedule"]
     assert [spans[0]["steps"][0], spans[-1]["steps"][1]] == [1, 3]
@@ -301,12 +301,12 @@ def test_kill_a_study_of_trainings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["config.yaml"], "--out: say where the study is to be kept"),
+        (["config.yaml"], "--out: say where to keep the study"),
         (["none.yaml", "--out", "out"], "none.yaml: cannot be read: No such file or directory"),
         (["config.yaml", "--out", "out", "--engine", "rai"], "--engine: there is no engine `rai`"),
         (
             ["config.yaml", "--out", "out", "--workers", "2"],
-            "--workers: inline has no 2 workers; use --engine processes",
+            "--workers: inline runs one at a time, so it cannot have 2 workers",
         ),
         (["config.yaml", "--out", "out", "--budget", "much"], "--budget: `much` is not a budget"),
         (["train.jsonl", "--out", "out"], "train.jsonl:2: broken YAML"),
@@ -331,8 +331,8 @@ def test_mistakes(
     ("changes", "problem"),
     [
         ({"metrik": "loss"}, "config.yaml:"),
-        ({"space": {"train.epochs": {"int": [3, 1]}}}, "tune.space.train.epochs: 3 to 1 is no range"),
-        ({"objectives": ["loss", {"metrik": "size"}]}, "tune.objectives: {'metrik': 'size'} is no objective"),
+        ({"space": {"train.epochs": {"int": [3, 1]}}}, "tune.space.train.epochs: 3 to 1 is not a range"),
+        ({"objectives": ["loss", {"metrik": "size"}]}, "tune.objectives: {'metrik': 'size'} is not an objective"),
         ({"objectives": ["loss", "seconds"], "warm_start": "."}, "tune.warm_start: carries over the best"),
         ({"space": "lorra"}, "tune.space: there is no ready space `lorra`; did you mean `lora`?"),
         ({"budget": None}, "tune.budget: says nothing of what it may spend"),

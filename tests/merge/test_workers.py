@@ -44,7 +44,7 @@ def refuse() -> None:
 @pytest.mark.parametrize(
     ("function", "error", "message"),
     [
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), WorkError, "a process that merges was killed"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), WorkError, "a forked process was killed"),
         (refuse, StorageError, "no space left on device"),
     ],
     ids=["killed", "refused"],

@@ -1,10 +1,13 @@
 """The search for settings, on a simulated machine with known rates, and on the real one with the tiny model."""
 
 import json
-import sys
+import os
+import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,12 +15,15 @@ import pyarrow as pa
 import pytest
 import yaml
 
+from posttrain.jobs.task import TaskContext
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError, WorkError
+from posttrain.store.files import make_folder
 from posttrain.train.autotune import as_overrides, autotune_settings, search
 from posttrain.train.config import TrainConfig
+from posttrain.train.recovery import RecoveryLog
 from posttrain.train.standalone import TrainJobConfig
-from posttrain.train.trial import OUT_OF_MEMORY, Settings, Trial, TrialRunner, main
+from posttrain.train.trial import OUT_OF_MEMORY, Settings, ShortTraining, Trial, TrialRunner
 
 Rate = Callable[[Settings], float | str]
 
@@ -101,13 +107,13 @@ def test_a_short_training_is_not_compiled() -> None:
 def test_crashing_settings_are_never_chosen() -> None:
     def rate(settings: Settings) -> float | str:
         if settings["compile"]:
-            return "ended by SIGSEGV"
+            return "crashed by SIGSEGV"
         return OUT_OF_MEMORY if settings["micro_batch_tokens"] > 2048 else saturating(settings)
 
     machine = Machine(rate)
     tuned = machine.search()
     assert (tuned.settings["micro_batch_tokens"], tuned.settings["compile"]) == (2048, False)
-    assert {item.problem for item in tuned.trials} == {"", OUT_OF_MEMORY, "ended by SIGSEGV"}
+    assert {item.problem for item in tuned.trials} == {"", OUT_OF_MEMORY, "crashed by SIGSEGV"}
 
 
 def test_a_config_out_of_memory_is_reduced_first() -> None:
@@ -204,25 +210,20 @@ def test_the_written_config_is_valid(
     tiny_model: Path, records: pa.Table, job: TrainJobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A real search: separate processes, one of which crashes."""
-    script = """
-import json, os, sys
-spec = json.load(open(sys.argv[1] + "/trial.json"))
-if spec["train"]["micro_batch_tokens"] == 512:
-    os.abort()
-from posttrain.train.trial import main
-from pathlib import Path
-sys.exit(main(Path(sys.argv[1])))
-"""
+
+    def train(context: TaskContext) -> UserError | None:
+        config, _ = context.argument
+        if config.micro_batch_tokens == 512:
+            os.abort()
+        return ShortTraining(tiny_model, records, job.task, 3)(context)
+
     monkeypatch.setattr("posttrain.train.autotune._CHOICES", ())
-    measure = TrialRunner(
-        tmp_path / "trial", tiny_model, records, job.train, job.task, 3, (sys.executable, "-c", script)
-    )
+    measure = TrialRunner(tmp_path / "trial", tiny_model, records, job.train, job.task, 3, train)
     out = tmp_path / "out"
     result = autotune_settings(out, job, records, lambda folder: tiny_model, 120.0, measure)
     failed_trials = [item for item in result.trials if item.problem]
-    assert [(item.settings["micro_batch_tokens"], item.problem) for item in failed_trials] == [
-        (512, "ended by SIGABRT")
-    ]
+    assert [item.settings["micro_batch_tokens"] for item in failed_trials] == [512]
+    assert failed_trials[0].problem.startswith("crashed by SIGABRT")
     assert result.after > 0
     assert all(item.memory_bytes > 0 for item in result.trials if not item.problem)
     assert {path.name for path in out.iterdir()} == {"config.yaml", "autotune.json"}
@@ -230,29 +231,34 @@ sys.exit(main(Path(sys.argv[1])))
     assert saved_config.train.micro_batch_tokens == result.settings["micro_batch_tokens"] == 256
     assert saved_config.model_copy(update={"train": job.train}) == job
     assert len(json.loads((out / "autotune.json").read_text())) == len(result.trials)
-    assert not (tmp_path / "trial" / "out" / "model.safetensors").exists()
+    assert not (tmp_path / "trial" / "training" / "out" / "model.safetensors").exists()
 
 
-@pytest.mark.slow
-def test_a_hanging_trial_is_stopped(tiny_model: Path, records: pa.Table, job: TrainJobConfig, tmp_path: Path) -> None:
-    command = (sys.executable, "-c", "import time; time.sleep(60)")
-    measure = TrialRunner(tmp_path / "trial", tiny_model, records, job.train, TaskConfig(), 3, command)
-    trial = measure({"micro_batch_tokens": 512}, 0.0, 1.0)
+@pytest.fixture
+def runner_of(
+    tiny_model: Path, records: pa.Table, job: TrainJobConfig, tmp_path: Path
+) -> Callable[[Callable[[TaskContext], Any]], TrialRunner]:
+    """Returns a runner with another function in place of the training."""
+    return lambda train: TrialRunner(tmp_path / "trial", tiny_model, records, job.train, TaskConfig(), 3, train)
+
+
+def test_a_hanging_trial_is_stopped(runner_of: Callable[..., TrialRunner]) -> None:
+    trial = runner_of(lambda context: time.sleep(60))({"micro_batch_tokens": 512}, 0.0, 1.0)
     assert trial.problem == "no step was over after 1 s"
     assert trial.seconds < 10
 
 
-def test_a_clearly_slower_trial_is_stopped(
-    tiny_model: Path, records: pa.Table, job: TrainJobConfig, tmp_path: Path
-) -> None:
-    """The process writes three slow steps and would continue for a minute."""
-    step = {"seconds": 1.0, "tokens_per_second": 10.0, "tokens": 10, "memory_bytes": 5, "data_wait": 0.0}
-    lines = "".join(json.dumps({"step": number, **step}) + "\\n" for number in range(3))
-    code = f"import sys, time; open(sys.argv[1] + '/steps.jsonl', 'w').write('{lines}'); time.sleep(60)"
-    measure = TrialRunner(
-        tmp_path / "trial", tiny_model, records, job.train, TaskConfig(), 3, (sys.executable, "-c", code)
-    )
-    trial = measure({"micro_batch_tokens": 512}, 11.0, 30.0)
+def test_a_clearly_slower_trial_is_stopped(runner_of: Callable[..., TrialRunner]) -> None:
+    """The process sends slow steps, and would continue for a minute."""
+    step = SimpleNamespace(seconds=1.0, tokens_per_second=10.0, tokens=10, memory_bytes=5, data_wait=0.0)
+
+    def train(context: TaskContext) -> None:
+        for count in range(1, 60):
+            if not context.send((step,) * count):
+                return
+            time.sleep(1)
+
+    trial = runner_of(train)({"micro_batch_tokens": 512}, 11.0, 30.0)
     assert trial.seconds < 20
     assert trial.rates == (10.0, 10.0)
     assert trial.memory_bytes == 5
@@ -261,37 +267,35 @@ def test_a_clearly_slower_trial_is_stopped(
 def test_an_unusable_record_is_a_one_line_error(
     tiny_model: Path, job: TrainJobConfig, tmp_path: Path, make_records: Callable[..., pa.Table]
 ) -> None:
-    """The process writes the mistake to a file, and the caller raises it."""
-
-    def trials(code: str) -> TrialRunner:
-        records = make_records([("hi", None)])
-        return TrialRunner(tmp_path, tiny_model, records, job.train, TaskConfig(), 3, (sys.executable, "-c", code))
-
-    trials("")({"micro_batch_tokens": 512}, 0.0, 60.0)
-    assert main(tmp_path) == 2
-    mistake = (tmp_path / "mistake.json").read_text()
-    code = f"import sys; open(sys.argv[1] + '/mistake.json', 'w').write({mistake!r}); sys.exit(2)"
+    records = make_records([("hi", None)])
+    measure = TrialRunner(tmp_path / "trial", tiny_model, records, job.train, TaskConfig(), 3)
     with pytest.raises(UserError, match="it has no answer and no text to learn") as caught:
-        trials(code)({"micro_batch_tokens": 512}, 0.0, 60.0)
+        measure({"micro_batch_tokens": 512}, 0.0, 60.0)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("code", "problem"),
+    ("how", "problem"),
     [
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", OUT_OF_MEMORY),
-        ("raise SystemExit('CUDA out of memory. Tried to allocate 2 GiB')", OUT_OF_MEMORY),
-        ("raise SystemExit('the disk is on fire')", "the disk is on fire"),
-        ("raise SystemExit(3)", "exit code 3"),
-        ("import sys; print('out of memory at step 0: micro-batches of at most 64 tokens')", OUT_OF_MEMORY),
+        ("kill", OUT_OF_MEMORY),
+        ("CUDA out of memory. Tried to allocate 2 GiB", OUT_OF_MEMORY),
+        ("the disk is on fire", "the disk is on fire"),
+        ("exit", "ended its process with exit code 3"),
+        ("smaller micro-batches", OUT_OF_MEMORY),
     ],
 )
-def test_the_problem_of_a_trial_is_reported(
-    tiny_model: Path, records: pa.Table, job: TrainJobConfig, tmp_path: Path, code: str, problem: str
-) -> None:
-    command = (sys.executable, "-c", code)
-    measure = TrialRunner(tmp_path, tiny_model, records, job.train, TaskConfig(), 3, command)
-    assert measure({"micro_batch_tokens": 512}, 0.0, 60.0).problem == problem
+def test_the_problem_of_a_trial_is_reported(runner_of: Callable[..., TrialRunner], how: str, problem: str) -> None:
+    def train(context: TaskContext) -> None:
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "exit":
+            os._exit(3)
+        if how != "smaller micro-batches":
+            raise WorkError(how)
+        make_folder(context.folder / "scratch")
+        RecoveryLog(fitting_budget=64).write(context.folder / "scratch")
+
+    assert runner_of(train)({"micro_batch_tokens": 512}, 0.0, 60.0).problem == problem
 
 
 def test_the_search_starts_from_an_automatic_micro_batch() -> None:

@@ -98,7 +98,7 @@ def test_runs_that_are_cut_off_have_costs(tmp_path: Path) -> None:
 
 
 def test_a_run_in_this_process_ends_with_the_time(tmp_path: Path) -> None:
-    """It goes on from its checkpoint in a later session whose budget is larger."""
+    """It continues from its checkpoint in a later session whose budget is larger."""
     steps = list[int]()
 
     def function(trial: TrialContext) -> float:

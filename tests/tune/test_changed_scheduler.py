@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from posttrain.tune import Float
+from posttrain.tune import Float, Space
 from posttrain.tune.api import optimize
-from posttrain.tune.backends.simulated import CurvePoint, SimulatedBackend
+from posttrain.tune.goal import Goal
+from posttrain.tune.runs import CurvePoint, replay
 
 SCHEDULERS: dict[str, Any] = {
     "asha 9": {"name": "asha", "max_resource": 9},
@@ -34,8 +35,8 @@ def test_there_and_back(first: str, second: str, tmp_path: Path) -> None:
     ended: dict[int, Any] = {}
     for turn, name in enumerate((first, second, first, second)):
         result = optimize(
-            lambda: SimulatedBackend(curve),
-            {"x": Float(0, 1)},
+            lambda: replay(curve),
+            Goal(Space({"x": Float(0, 1)})),
             budget=6 * (turn + 1),
             sampler="random",
             scheduler=SCHEDULERS[name],

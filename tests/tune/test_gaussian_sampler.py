@@ -150,8 +150,8 @@ def test_choices_are_searched() -> None:
     ("options", "message"),
     [
         ({"acquisition": "ie"}, "there is no acquisition `ie`"),
-        ({"acquisition": 3}, "`acquisition` of gp is no text"),
-        ({"startup": "many"}, "`startup` of gp is no number"),
+        ({"acquisition": 3}, "`acquisition` of gp is not a text"),
+        ({"startup": "many"}, "`startup` of gp is not a number"),
         ({"startup": 0}, "0 is out of range"),
     ],
 )

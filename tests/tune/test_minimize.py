@@ -12,8 +12,10 @@ import yaml
 from posttrain.store.errors import UserError
 from posttrain.tune import Choice, Float, Int, TrialContext, TuneResult, minimize
 from posttrain.tune.api import optimize
-from posttrain.tune.backends.inline import InlineBackend
-from posttrain.tune.backends.simulated import CurvePoint, SimulatedBackend
+from posttrain.tune.goal import Goal
+from posttrain.tune.objectives import Objective, Objectives
+from posttrain.tune.runs import CurvePoint, open_trials, replay
+from posttrain.tune.space import Space
 from posttrain.tune.trial import Trial, TrialState
 
 SPACE = {"x": Float(0, 1), "depth": Int(1, 8), "kind": Choice(["a", "b"])}
@@ -24,7 +26,7 @@ def quadratic(trial: TrialContext) -> float:
 
 
 def anytime(trial: TrialContext) -> None:
-    """Improves at each of nine steps, and goes on from its checkpoint."""
+    """Improves at each of nine steps, and continues from its checkpoint."""
     path = trial.folder / "step"
     step = int(path.read_text()) if path.exists() else 0
     if step:  # a kill may have come between checkpoint and report
@@ -165,7 +167,7 @@ def curve(settings: Mapping[str, Any]) -> list[CurvePoint]:
 
 def test_a_budget_of_seconds_on_a_simulated_clock(tmp_path: Path) -> None:
     def run(budget: str) -> list[Trial]:
-        result = optimize(lambda: SimulatedBackend(curve, 2), SPACE, budget=budget, out=tmp_path, sampler="random")
+        result = optimize(lambda: replay(curve, 2), Goal(Space(SPACE)), budget=budget, out=tmp_path, sampler="random")
         return list(result.trials)
 
     # Two trials at a time, a step a minute.
@@ -177,7 +179,7 @@ def test_a_budget_of_seconds_on_a_simulated_clock(tmp_path: Path) -> None:
 def test_a_simulated_study_is_the_inline_one(scheduler: Any) -> None:
     options: dict[str, Any] = {"budget": "15 trials", "scheduler": scheduler, "seed": 5}
     inline = minimize(without_checkpoint, SPACE, **options)
-    simulated = optimize(lambda: SimulatedBackend(curve), SPACE, **options)
+    simulated = optimize(lambda: replay(curve), Goal(Space(SPACE)), **options)
     assert [trial.settings for trial in inline.trials] == [trial.settings for trial in simulated.trials]
     assert [len(trial.reports) for trial in inline.trials] == [len(trial.reports) for trial in simulated.trials]
 
@@ -190,8 +192,8 @@ def test_workers_do_not_change_a_synchronous_study(scheduler: Any, sampler: str)
 
     def run(workers: int) -> list[tuple[Mapping[str, Any], TrialState, list[float]]]:
         result = optimize(
-            lambda: SimulatedBackend(uneven, workers),
-            SPACE,
+            lambda: replay(uneven, workers),
+            Goal(Space(SPACE)),
             budget="20 trials",
             sampler=sampler,
             scheduler=scheduler,
@@ -205,7 +207,12 @@ def test_maximising() -> None:
     def function(trial: TrialContext) -> float:
         return -quadratic(trial)
 
-    result = optimize(lambda: InlineBackend(function), SPACE, budget=30, seed=3, maximize=True)
+    result = optimize(
+        lambda: open_trials("inline", function),
+        Goal(Space(SPACE), Objectives((Objective("value", maximize=True),))),
+        budget=30,
+        seed=3,
+    )
     least = minimize(quadratic, SPACE, budget=30, seed=3)
     assert result.settings == least.settings
     assert result.value == -least.value
@@ -224,10 +231,10 @@ def test_a_grid_ends_a_study() -> None:
         ({"sampler": "best"}, "there is no sampler `best`"),
         ({"scheduler": "best"}, "there is no scheduler `best`"),
         ({"engine": "inlien"}, "there is no engine `inlien`; did you mean `inline`?"),
-        ({"workers": 0}, "0 workers cannot work"),
-        ({"workers": 2}, "inline has no 2 workers"),
-        ({"seed": -1}, "-1 is no seed"),
-        ({"initial": {"x": 0.5}}, "initial: is no list of points"),
+        ({"workers": 0}, "workers: must be at least 1"),
+        ({"workers": 2}, "inline runs one at a time, so it cannot have 2 workers"),
+        ({"seed": -1}, "-1 is not a seed"),
+        ({"initial": {"x": 0.5}}, "initial: is not a list of points"),
         ({"sampler": {"name": "tpe", "startup": -3}}, "sampler.startup: -3 is out of range"),
     ],
 )
@@ -267,7 +274,7 @@ def test_initial_points_are_tried_first(tmp_path: Path) -> None:
     # They have been tried by the time that the study goes on: it needs no points any more.
     again = minimize(quadratic, SPACE, budget="4 trials", out=tmp_path / "study")
     assert comparable(again.trials[:3]) == comparable(result.trials)
-    with pytest.raises(UserError, match="x: 2, depth: 5, kind: b} is no point of the space"):
+    with pytest.raises(UserError, match="x: 2, depth: 5, kind: b} is not a point of the space"):
         minimize(quadratic, SPACE, budget="3 trials", initial=[{**best, "x": 2}], out=tmp_path / "other")
     assert not (tmp_path / "other").exists()
 

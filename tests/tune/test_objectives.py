@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from posttrain.jobs.memory import Memory
 from posttrain.store.errors import UserError
 from posttrain.tune.objectives import Objective, Objectives, read_measured, read_objectives
-from posttrain.tune.trial import Memory, Trial, TrialState
+from posttrain.tune.trial import Trial, TrialState
 
 
 def trial(number: int, *values: float, state: TrialState = TrialState.FINISHED) -> Trial:
@@ -34,14 +35,18 @@ def test_an_objective_is_a_name_a_mapping_or_one_already() -> None:
         (["loss", "seconds", "loss"], "knee", "objectives: `loss` is there twice; name each objective once"),
         (["seconds", "tokens"], "knee", "objectives: only seconds, tokens: what a trial costs is least if it does"),
         ([], "knee", "objectives: are empty"),
-        ([{"metrik": "loss"}], "knee", "is no objective; give a metric, or {metric: ..., maximize: true, limit: ...}"),
-        ([{"maximize": True}], "knee", "is no objective"),
-        ([{"metric": "loss", "maximize": "yes"}], "knee", "is no objective"),
-        ([7], "knee", "7 is no objective"),
-        ([{"metric": "loss", "limit": "low"}], "knee", "the limit of `loss` is no number"),
+        (
+            [{"metrik": "loss"}],
+            "knee",
+            "is not an objective; give a metric, or {metric: ..., maximize: true, limit: ...}",
+        ),
+        ([{"maximize": True}], "knee", "is not an objective"),
+        ([{"metric": "loss", "maximize": "yes"}], "knee", "is not an objective"),
+        ([7], "knee", "7 is not an objective"),
+        ([{"metric": "loss", "limit": "low"}], "knee", "the limit of `loss` is not a number"),
         (["loss", Objective("seconds", maximize=True)], "knee", "`seconds` is what a trial costs"),
-        ([Objective("loss", limit=math.inf)], "knee", "the limit of `loss` is no number"),
-        ([{"metric": "loss", "limit": math.nan}], "knee", "the limit of `loss` is no number"),
+        ([Objective("loss", limit=math.inf)], "knee", "the limit of `loss` is not a number"),
+        ([{"metric": "loss", "limit": math.nan}], "knee", "the limit of `loss` is not a number"),
         (["loss", {"metric": "seconds", "maximize": True}], "knee", "`seconds` is what a trial costs"),
         (["loss", "size"], "best", "choose: `best` chooses no trial of a front; give knee, or such as loss within 1%"),
         (["loss", "size"], "accuracy within 1%", "`accuracy within 1%` chooses no trial"),

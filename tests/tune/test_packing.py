@@ -1,42 +1,42 @@
 """Trials are packed by measured memory: never more than there is, and the study is the same as with one worker."""
 
 import logging
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from posttrain.tune import TuneResult
+from posttrain.jobs.local import LocalLauncher
+from posttrain.jobs.memory import Memory
+from posttrain.jobs.packing import MemoryPacking
+from posttrain.jobs.simulated import SimulatedRunner
+from posttrain.jobs.task import Handler, Outcome, Task
+from posttrain.jobs.workers import WorkerRunner
+from posttrain.tune import Space, TuneResult
 from posttrain.tune.api import optimize
-from posttrain.tune.backends import processes
-from posttrain.tune.backends.base import Handler, Job, Outcome
-from posttrain.tune.backends.processes import LocalProcess, ProcessBackend
-from posttrain.tune.backends.simulated import CurvePoint, SimulatedBackend
 from posttrain.tune.context import TrialContext
-from posttrain.tune.packing import MemoryPacking
-from posttrain.tune.schedulers.base import Decision
-from posttrain.tune.trial import Memory, Report
+from posttrain.tune.goal import Goal
+from posttrain.tune.runs import CurvePoint, RunTrial, open_trials, replay
 
 GB = 10**9
 SPACE = {"x": {"float": [0, 1]}, "memory": {"value": 2 * GB}}
 HALVING = {"name": "successive_halving", "max_resource": 9}
 
 
-class Machine(SimulatedBackend):
+class Machine(SimulatedRunner):
     """A simulated machine of ``total`` bytes, whose trials take ``memory`` bytes; tells what was in use at a time.
 
     Each trial takes ``gpu`` bytes of one of its ``gpus``, too.
     """
 
-    def __init__(self, total: int | None, workers: int = 8, seconds: Callable[[Any], float] = lambda _: 1.0) -> None:
+    def __init__(self, total: int | None, workers: int = 8) -> None:
         def curve(settings: Mapping[str, Any]) -> Iterator[CurvePoint]:
             for step in range(1, 10):
-                yield CurvePoint(settings["x"] + 1 / step, seconds=seconds(settings))
+                yield CurvePoint(settings["x"] + 1 / step)
 
-        super().__init__(curve, workers=workers)
+        super().__init__(replay(curve)._play, workers)
         self.total, self.running, self.most, self.runs = total, dict[int, int](), 0, list[int]()
         self.counts: list[int] = []
         self.gpus, self.gpu = list[int](), 0
@@ -47,31 +47,31 @@ class Machine(SimulatedBackend):
     def gpu_bytes(self) -> list[int]:
         return self.gpus
 
-    def start(self, job: Job) -> None:
-        assert job.number not in self.running
-        self.running[job.number] = job.settings["memory"]
-        self.runs.append(job.number)
+    def start(self, task: Task) -> None:
+        assert task.number not in self.running
+        self.running[task.number] = task.argument.settings["memory"]
+        self.runs.append(task.number)
         self.counts.append(len(self.running))
         self.most = max(self.most, sum(self.running.values()))
-        super().start(job)
+        super().start(task)
 
     def wait(self, handler: Handler, seconds: float | None = None) -> None:
         machine = self
 
         class Measured:
-            def report(self, number: int, report: Report, memory: Memory) -> Decision:
-                return handler.report(number, report, Memory(machine.running[number], machine.gpu))
+            def message(self, number: int, message: Any, memory: Memory) -> Any:
+                return handler.message(number, message, Memory(machine.running[number], machine.gpu))
 
             def ended(self, number: int, outcome: Outcome) -> None:
                 memory = Memory(machine.running.pop(number), machine.gpu)
                 handler.ended(number, replace(outcome, memory=memory))
 
-        super().wait(Measured(), seconds)
+        super().wait(Measured(), seconds)  # type: ignore[arg-type]
 
 
 def search(machine: Machine, space: Any = SPACE, **options: Any) -> TuneResult:
     options = {"budget": "9 trials", "sampler": "quasi_random", "scheduler": HALVING, **options}
-    return optimize(lambda: machine, space, **options)
+    return optimize(lambda: machine, Goal(Space(space)), **options)
 
 
 def outcomes(result: TuneResult) -> list[tuple[Any, ...]]:
@@ -159,7 +159,7 @@ def test_a_trial_that_is_killed_beside_others_runs_alone(total: int | None, memo
         def wait(self, handler: Handler, seconds: float | None = None) -> None:
             if 3 in self.running and len(self.running) > 3 and not self.killed:
                 self.killed = True
-                SimulatedBackend.kill(self, 3)
+                SimulatedRunner.kill(self, 3)
                 del self.running[3]
                 handler.ended(3, Outcome("killed", seconds=0.5, memory=Memory(memory)))
             else:
@@ -179,7 +179,7 @@ def test_what_limits_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "posttrain"):
         search(Machine(5 * GB))
     lines = [record.getMessage() for record in caplog.records if "memory" in record.getMessage()]
-    assert lines == ["  memory for 2 at a time: a trial has taken up to 2.00 GB"]
+    assert lines == ["  memory for 2 at a time: one has taken up to 2.00 GB"]
 
 
 @pytest.mark.parametrize(
@@ -203,53 +203,10 @@ def test_a_function_that_uses_no_gpu_is_not_limited_by_it() -> None:
 
 
 def test_nothing_is_limited_where_nothing_is_known() -> None:
-    packing = MemoryPacking(SimulatedBackend(lambda _: []), [])
+    packing = MemoryPacking(replay(lambda _: []))
     packing.measure(Memory(GB))
     assert packing.has_room(100)
     assert not packing.is_over(100)
-
-
-@pytest.mark.slow
-def test_the_memory_of_workers_counts_as_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "free_bytes", lambda: GB)
-    folder = str(tmp_path)
-
-    def function(trial: TrialContext) -> float:
-        import time
-
-        block = bytearray(trial["size"])
-        block[::4096] = b"x" * len(block[::4096])
-        with open(f"{folder}/ready", "w"):
-            pass
-        while not os.path.exists(f"{folder}/end"):
-            time.sleep(0.02)
-        return float(len(block))
-
-    size = 100 << 20
-    with ProcessBackend(function, 2) as backend:
-        assert backend.available_bytes() == GB
-        backend.start(Job(0, {"size": size}, tmp_path / "0", 0, None, 0))
-        ended: list[Outcome] = []
-
-        class Recorder:
-            def report(self, number: int, report: Report, memory: Memory) -> Decision:
-                return Decision.CONTINUE
-
-            def ended(self, number: int, outcome: Outcome) -> None:
-                ended.append(outcome)
-
-        while not (tmp_path / "ready").exists():
-            backend.wait(Recorder(), 0.1)
-        available = backend.available_bytes()
-        assert available is not None
-        assert GB + size < available < GB + size + (300 << 20)
-        (tmp_path / "end").touch()
-        while not ended:
-            backend.wait(Recorder(), 0.1)
-        assert ended[0].memory.host > size
-    monkeypatch.setattr(processes, "free_bytes", lambda: None)
-    with ProcessBackend(function, 2) as backend:
-        assert backend.available_bytes() is None
 
 
 @pytest.mark.slow
@@ -257,30 +214,13 @@ def test_processes_never_take_more_than_there_is(monkeypatch: pytest.MonkeyPatch
     size, limit = 200 << 20, 2
     # Together with the interpreter a trial takes between one and one and a half sizes.
     total = int(size * (limit + 0.9) * 1.2)
-    monkeypatch.setattr(processes, "free_bytes", lambda: total)
-    monkeypatch.setattr(LocalProcess, "memory_bytes", lambda self: 0)
+    monkeypatch.setattr(LocalLauncher, "available_bytes", lambda self, processes: total)
     counts: list[int] = []
 
-    class CountingBackend(ProcessBackend):
-        running = 0
-
-        def start(self, job: Job) -> None:
-            self.running += 1
-            counts.append(self.running)
-            super().start(job)
-
-        def wait(self, handler: Handler, seconds: float | None = None) -> None:
-            backend = self
-
-            class Counter:
-                def report(self, number: int, report: Report, memory: Memory) -> Decision:
-                    return handler.report(number, report, memory)
-
-                def ended(self, number: int, outcome: Outcome) -> None:
-                    backend.running -= 1
-                    handler.ended(number, outcome)
-
-            super().wait(Counter(), seconds)
+    class CountingRunner(WorkerRunner):
+        def start(self, task: Task) -> None:
+            super().start(task)
+            counts.append(len(self._busy))
 
     def function(trial: TrialContext) -> None:
         block = bytearray(size)
@@ -290,11 +230,68 @@ def test_processes_never_take_more_than_there_is(monkeypatch: pytest.MonkeyPatch
 
     def search(workers: int) -> TuneResult:
         scheduler = {"name": "successive_halving", "max_resource": 3}
-        space = {"x": {"float": [0, 1]}}
-        backend = CountingBackend(function, workers)
-        return optimize(lambda: backend, space, budget="6 trials", sampler="quasi_random", scheduler=scheduler)
+        runner = CountingRunner(RunTrial(function), LocalLauncher(), workers)
+        return optimize(
+            lambda: runner,
+            Goal(Space({"x": {"float": [0, 1]}})),
+            budget="6 trials",
+            sampler="quasi_random",
+            scheduler=scheduler,
+        )
 
     result = search(3)
     assert max(counts) == limit
     assert all(size < trial.memory_bytes < 1.5 * size for trial in result.trials if trial.ended)
     assert outcomes(result) == outcomes(search(1))
+
+
+@pytest.mark.slow
+def test_out_of_memory_beside_others_is_run_again(tmp_path: Path) -> None:
+    """The second trial finds no memory while the first runs; the third begins after it, and not beside it."""
+    folder = str(tmp_path)
+
+    def function(trial: TrialContext) -> float:
+        import time
+
+        log = Path(folder, "log")
+        with log.open("a") as file:
+            file.write(f"begin {trial.number}\n")
+        if trial.number == 0:
+            while "begin 1" not in log.read_text():
+                time.sleep(0.02)
+            time.sleep(1.0)  # until the study has heard of the end of the other
+        if trial.number == 1:
+            while "begin 0" not in log.read_text():
+                time.sleep(0.02)
+            if "end 0" not in log.read_text():
+                raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        with log.open("a") as file:
+            file.write(f"end {trial.number}\n")
+        return 1.0
+
+    class UnknownMemory(LocalLauncher):
+        def available_bytes(self, processes: object) -> None:
+            return None
+
+    space = {"x": {"float": [0, 1]}}
+    runner = WorkerRunner(RunTrial(function), UnknownMemory(), 2)
+    result = optimize(lambda: runner, Goal(Space(space)), budget="3 trials", sampler="quasi_random")
+    assert [trial.state for trial in result.trials] == ["finished"] * 3
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert sorted(lines[:2]) == ["begin 0", "begin 1"]
+    assert lines[2:] == ["end 0", "begin 1", "end 1", "begin 2", "end 2"]
+
+
+def test_out_of_memory_alone_is_a_failure() -> None:
+    def function(trial: TrialContext) -> float:
+        if trial.number:
+            return 1.0
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    space = {"x": {"float": [0, 1]}}
+    result = optimize(
+        lambda: open_trials("inline", function), Goal(Space(space)), budget="2 trials", sampler="quasi_random"
+    )
+    trial, other = result.trials
+    assert (trial.state, trial.error) == ("failed", "out of memory: CUDA out of memory. Tried to allocate 2.00 GiB")
+    assert other.state == "finished"

@@ -14,6 +14,7 @@ from posttrain.store.files import sync_tree
 from posttrain.testing.schedulers import MakeScheduler, SchedulerContract, SchedulerRun
 from posttrain.tune import Choice, Float, Int, Space, TrialContext, TuneResult, minimize
 from posttrain.tune.driver import Driver
+from posttrain.tune.goal import Goal
 from posttrain.tune.samplers.base import Proposal
 from posttrain.tune.samplers.population import PerturbSampler
 from posttrain.tune.schedulers.population import Pbt
@@ -95,7 +96,7 @@ def test_workers_do_not_change_a_population(workers: int) -> None:
     ("options", "problem"),
     [
         ({}, "pbt needs `max_resource`"),
-        ({"max_resource": 5, "population": 1}, "1 members are no population"),
+        ({"max_resource": 5, "population": 1}, "1 are too few for a population"),
         ({"max_resource": 5, "interval": 6}, "interval 6 does not lie between 1 and max_resource 5"),
         ({"max_resource": 5, "size": 4}, "pbt has no option `size`"),
     ],
@@ -315,7 +316,7 @@ def test_a_parent_that_is_gone_fails_its_child(tmp_path: Path) -> None:
     fork = read_study(tmp_path)[1][4].fork
     assert fork is not None
     # As if another version had resumed the parent first.
-    with Study(Space(SETTINGS), folder=tmp_path) as study:
+    with Study(Goal(Space(SETTINGS)), folder=tmp_path) as study:
         study.resume(fork.parent, 2)
         study.report(fork.parent, Report(2, 0.5))
     trials = run(out=tmp_path).trials

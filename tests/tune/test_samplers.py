@@ -208,9 +208,9 @@ def test_quasi_random_points_are_a_sobol_sequence() -> None:
         ({"name": "grid", "points": 0}, "0 values make no grid"),
         ({"name": "nsga2", "population": 1}, "sampler.population: 1 is out of range; give at least 2"),
         ({"name": "nsga2", "crossover": "sbx"}, "nsga2 has no option `crossover`"),
-        ({"name": "gp", "acquisition": 3}, "`acquisition` of gp is no text"),
-        ({"name": "nsga2", "population": 2.5}, "`population` of nsga2 is no whole number"),
-        ({"name": "grid", "points": 2.5}, "`points` of grid is no whole number"),
+        ({"name": "gp", "acquisition": 3}, "`acquisition` of gp is not a text"),
+        ({"name": "nsga2", "population": 2.5}, "`population` of nsga2 is not a whole number"),
+        ({"name": "grid", "points": 2.5}, "`points` of grid is not a whole number"),
         ("cmaes", "there is no sampler `cmaes`"),
         (7, "names no sampler"),
     ],
@@ -259,7 +259,7 @@ def test_a_population_may_begin_with_points_and_has_children_as_without() -> Non
     ],
 )
 def test_a_point_outside_the_space_is_refused(point: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="is no point of the space"):
+    with pytest.raises(UserError, match="is not a point of the space"):
         read_points([point], SPACE)
 
 

@@ -184,7 +184,7 @@ def test_workers_do_not_change_a_synchronous_study(make: MakeScheduler, workers:
         ("ahsa", "there is no scheduler `ahsa`; did you mean `asha`?"),
         ("asha", "asha needs `max_resource`"),
         ({"name": "asha", "max_resource": 9, "etta": 3}, "asha has no option `etta`; did you mean `eta`?"),
-        ({"name": "asha", "max_resource": "9"}, "`max_resource` of asha is no number"),
+        ({"name": "asha", "max_resource": "9"}, "`max_resource` of asha is not a number"),
         ({"name": "asha", "max_resource": math.inf}, "`max_resource` of asha is inf; give a finite number"),
         ({"name": "asha", "max_resource": 9, "eta": math.nan}, "`eta` of asha is nan; give a finite number"),
         ({"name": "asha", "max_resource": 0}, "no step lies between"),

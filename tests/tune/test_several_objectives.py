@@ -16,9 +16,10 @@ import yaml
 from posttrain.store.errors import UserError, WorkError
 from posttrain.tune import Choice, Float, Int, Objective, Space, TrialContext, minimize
 from posttrain.tune.api import optimize
-from posttrain.tune.backends.simulated import CurvePoint, SimulatedBackend
+from posttrain.tune.goal import Goal
 from posttrain.tune.objectives import read_objectives
 from posttrain.tune.pareto import hypervolume
+from posttrain.tune.runs import CurvePoint, replay
 from posttrain.tune.samplers.registry import make_sampler
 from posttrain.tune.study import read_study
 from posttrain.tune.trial import Trial, TrialState
@@ -164,10 +165,9 @@ def test_what_a_trial_spends_is_measured_by_the_study() -> None:
             yield CurvePoint(settings["x"] / step, 2.0 * settings["depth"], 7)
 
     result = optimize(
-        lambda: SimulatedBackend(curve),
-        SPACE,
+        lambda: replay(curve),
+        Goal(Space(SPACE), read_objectives(objectives)),
         budget=12,
-        several=read_objectives(objectives),
         sampler="random",
     )
     for trial in result.trials:

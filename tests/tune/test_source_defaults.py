@@ -7,18 +7,19 @@ import pytest
 
 from posttrain.tune import Float, Space
 from posttrain.tune.api import optimize
-from posttrain.tune.backends.inline import InlineBackend
 from posttrain.tune.gaussian_process import encode
 from posttrain.tune.goal import Goal
+from posttrain.tune.runs import open_trials
 from posttrain.tune.transfer import warm_start
 from posttrain.tune.transfer.past import PastStudy, Task
+from posttrain.tune.transfer.warm_start import Transfer
 from posttrain.tune.trial import Trial, TrialState
 
 LINE, SQUARE = Space({"x": Float(0, 1)}), Space({"x": Float(0, 1), "new": Float(0, 10)})
 
 TRIALS = tuple(Trial(n, {"x": n / 19}, {"x": n / 19}, TrialState.FINISHED, value=abs(n - 6)) for n in range(20))
 
-SOURCE = PastStudy("source", Goal("value", False, LINE), Task(), TRIALS)
+SOURCE = PastStudy("source", Goal(LINE), Task(), TRIALS)
 
 
 def test_a_study_hands_its_defaults_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,12 +32,11 @@ def test_a_study_hands_its_defaults_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(warm_start, "encode", record)
     optimize(
-        lambda: InlineBackend(lambda trial: float(trial["x"])),
-        SQUARE,
+        lambda: open_trials("inline", lambda trial: float(trial["x"])),
+        Goal(SQUARE),
         budget=10,
         sampler="random",
-        past=[SOURCE],
-        defaults={"new": 2.0},
+        transfer=Transfer([SOURCE], defaults={"new": 2.0}),
         seed=1,
     )
     assert sum(bool(np.allclose(point[1], 0.2)) for point in seen) >= 20

@@ -14,8 +14,8 @@ from posttrain.tune import Space, minimize, spaces
 from posttrain.tune.lint import check_space
 from posttrain.tune.parameters import Float, Int
 from posttrain.tune.spaces import READY, expand, ready
+from posttrain.tune.trainings.checks import check_settings
 from posttrain.tune.trainings.config import TuneJobConfig
-from posttrain.tune.trainings.settings import check_settings
 
 
 def job(space: Any, **train: Any) -> TuneJobConfig:
@@ -117,7 +117,7 @@ def test_a_space_over_methods_has_their_entries_under_a_condition() -> None:
         ([], {}, "tune.space.ready: names no ready space; one of auto"),
         ("lora", {}, "`lora` belongs to train.method=lora, and the training has full; set train.method=lora, or leave"),
         ("dpo", {"objective": "ipo"}, "`dpo` belongs to train.objective=dpo, and the training has ipo"),
-        ({"ready": "auto", "train.method": {"float": [0, 1]}}, {}, "tune.space.train.method: is no choice of names"),
+        ({"ready": "auto", "train.method": {"float": [0, 1]}}, {}, "tune.space.train.method: is not a choice of names"),
     ],
 )
 def test_mistakes(space: Any, train: dict[str, Any], problem: str) -> None:

@@ -8,12 +8,15 @@ from pathlib import Path
 import optuna
 import pytest
 
+from posttrain.jobs.memory import Memory
 from posttrain.store.errors import LockedError, UserError, WorkError
 from posttrain.testing.samplers import SPACE
+from posttrain.tune.goal import Goal
+from posttrain.tune.objectives import Objective, Objectives
 from posttrain.tune.parameters import Choice, Float
 from posttrain.tune.space import Space
 from posttrain.tune.study import Study, read_study
-from posttrain.tune.trial import Memory, Report, Trial, TrialState, best_trial
+from posttrain.tune.trial import Report, Trial, TrialState, best_trial
 
 LORA = {"rate": 1e-4, "method": "lora", "rank": 8, "batch": 8, "accumulation": 2}
 FULL = {"rate": 1e-5, "method": "full", "batch": 16, "accumulation": 1}
@@ -36,7 +39,7 @@ def fill(study: Study) -> None:
 
 
 def test_a_study_in_memory() -> None:
-    with Study(SPACE) as study:
+    with Study(Goal(SPACE)) as study:
         fill(study)
         assert [trial.state for trial in study.trials] == ["finished", "stopped", "failed", "running"]
         first = study.trials[0]
@@ -50,15 +53,15 @@ def test_a_study_in_memory() -> None:
 @pytest.mark.parametrize("where", ["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
 def test_a_study_is_read_again(where: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     url = request.getfixturevalue("postgres_url") if where == "postgres" else None
-    with Study(SPACE, folder=tmp_path, url=url) as study:
+    with Study(Goal(SPACE), folder=tmp_path, url=url) as study:
         fill(study)
         if where == "postgres":
             with pytest.raises(LockedError, match="another process works on this study"):
-                Study(SPACE, folder=tmp_path, url=url)
+                Study(Goal(SPACE), folder=tmp_path, url=url)
         before, clock = list(study.trials), study.clock
         goal, trials = read_study(tmp_path, url)
         assert (trials, goal.space.to_json(), goal.maximize) == (before, SPACE.to_json(), False)
-    with Study(SPACE, folder=tmp_path, url=url) as study:
+    with Study(Goal(SPACE), folder=tmp_path, url=url) as study:
         assert study.trials == before
         assert study.clock == clock == 11.0
         assert [(event.kind, event.trial.number, event.clock) for event in study.events] == [
@@ -76,7 +79,7 @@ def test_a_study_is_read_again(where: str, tmp_path: Path, request: pytest.Fixtu
 
 @pytest.mark.slow
 def test_optuna_and_its_dashboard_open_the_file(tmp_path: Path) -> None:
-    with Study(SPACE, folder=tmp_path) as study:
+    with Study(Goal(SPACE), folder=tmp_path) as study:
         fill(study)
     url = f"sqlite:///{tmp_path / 'study.db'}"
     opened = optuna.load_study(study_name="tune", storage=url)
@@ -98,7 +101,7 @@ def test_optuna_and_its_dashboard_open_the_file(tmp_path: Path) -> None:
 
 
 def test_what_a_kill_left_unfinished_is_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Study(SPACE, folder=tmp_path) as study:
+    with Study(Goal(SPACE), folder=tmp_path) as study:
         study.start(LORA)
         study.start(FULL)
         # Killed between an event and what Optuna shows of it.
@@ -109,7 +112,7 @@ def test_what_a_kill_left_unfinished_is_mended(tmp_path: Path, monkeypatch: pyte
         trials = list(study.trials)
     url = f"sqlite:///{tmp_path / 'study.db'}"
     assert [trial.state.name for trial in optuna.load_study(study_name="tune", storage=url).trials] == ["RUNNING"] * 2
-    with Study(SPACE, folder=tmp_path) as study:
+    with Study(Goal(SPACE), folder=tmp_path) as study:
         assert study.trials == trials
     opened = optuna.load_study(study_name="tune", storage=url)
     assert [trial.state.name for trial in opened.trials] == ["RUNNING", "COMPLETE"]
@@ -118,11 +121,11 @@ def test_what_a_kill_left_unfinished_is_mended(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_changed_space_is_refused(tmp_path: Path) -> None:
-    with Study(SPACE, folder=tmp_path) as study:
+    with Study(Goal(SPACE), folder=tmp_path) as study:
         fill(study)
     changed = SPACE.replace("rate", Float(5e-5, 1e-2, log=True)).replace("method", Choice(["full", "lora", "dora"]))
     with pytest.raises(UserError) as error:
-        Study(changed, folder=tmp_path)
+        Study(Goal(changed), folder=tmp_path)
     line = str(error.value)
     assert (
         "the space has changed: `rate` was float [1e-06, 0.001], log True and is float [5e-05, 0.01], log True" in line
@@ -138,28 +141,28 @@ def test_a_study_that_was_killed_as_it_began_is_begun_again(tmp_path: Path, monk
     with monkeypatch.context() as patch:
         patch.setattr(optuna.storages.RDBStorage, "set_study_user_attr", killed)
         with pytest.raises(KeyboardInterrupt):
-            Study(SPACE, folder=tmp_path)
-    with Study(SPACE, folder=tmp_path) as study:
+            Study(Goal(SPACE), folder=tmp_path)
+    with Study(Goal(SPACE), folder=tmp_path) as study:
         fill(study)
     assert len(optuna.get_all_study_summaries(f"sqlite:///{tmp_path / 'study.db'}")) == 1
 
 
 def test_another_objective_is_refused(tmp_path: Path) -> None:
-    with Study(SPACE, folder=tmp_path, objective="accuracy", maximize=True):
+    with Study(Goal(SPACE, Objectives((Objective("accuracy", maximize=True),))), folder=tmp_path):
         pass
     for objective, maximize in (("loss", False), ("accuracy", False)):
         with pytest.raises(UserError, match="the study searches the greatest accuracy"):
-            Study(SPACE, folder=tmp_path, objective=objective, maximize=maximize)
+            Study(Goal(SPACE, Objectives((Objective(objective, maximize),))), folder=tmp_path)
 
 
 def test_what_is_no_study(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no study"):
         read_study(tmp_path)
     (tmp_path / "study.db").write_text("no database, and longer than the hundred bytes that its header has " * 4)
-    with pytest.raises(UserError, match="is no study"):
-        Study(SPACE, folder=tmp_path)
+    with pytest.raises(UserError, match="is not a study"):
+        Study(Goal(SPACE), folder=tmp_path)
     with pytest.raises(UserError, match="storage: `mysql` is not supported"):
-        Study(SPACE, folder=tmp_path, url="mysql://host/name")
+        Study(Goal(SPACE), folder=tmp_path, url="mysql://host/name")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +183,7 @@ def test_what_is_no_study(tmp_path: Path) -> None:
 def test_no_password_is_shown(url: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUNE_PASSWORD", "s3cret")
     monkeypatch.setenv("TUNE_URL", "postgresql://alice:s3cret@127.0.0.1:1/tune")
-    for begin in (lambda: read_study(None, url), lambda: Study(SPACE, folder=tmp_path, url=url)):
+    for begin in (lambda: read_study(None, url), lambda: Study(Goal(SPACE), folder=tmp_path, url=url)):
         with pytest.raises((UserError, WorkError), match=reason) as caught:
             begin()
         assert "s3cret" not in str(caught.value)
@@ -188,10 +191,10 @@ def test_no_password_is_shown(url: str, reason: str, tmp_path: Path, monkeypatch
 
 def test_choices_of_any_json_type(tmp_path: Path) -> None:
     space = Space({"a": Choice([[1, 2], {"b": 1}, None, True, 1]), "x": Float(0, 1)})
-    with Study(space, folder=tmp_path) as study:
+    with Study(Goal(space), folder=tmp_path) as study:
         for value in space.parameters["a"].grid(1):
             study.start({"a": value, "x": 0.5})
-    with Study(space, folder=tmp_path) as study:
+    with Study(Goal(space), folder=tmp_path) as study:
         values = [trial.settings["a"] for trial in study.trials]
         assert values == [[1, 2], {"b": 1}, None, True, 1]
         assert [type(value) for value in values[3:]] == [bool, int]
@@ -200,7 +203,7 @@ def test_choices_of_any_json_type(tmp_path: Path) -> None:
 def test_the_best_is_kept_up_to_date() -> None:
     generator = random.Random(3)
     for maximize in (False, True):
-        study = Study(SPACE, maximize=maximize)
+        study = Study(Goal(SPACE, Objectives((Objective("value", maximize),))))
         for _ in range(300):
             open_trials = [trial for trial in study.trials if not trial.ended]
             if not open_trials or generator.random() < 0.2:
@@ -238,7 +241,7 @@ def test_the_best_trial() -> None:
 
 
 def test_a_folder_that_cannot_be_written_to_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Study(SPACE, folder=tmp_path) as study:
+    with Study(Goal(SPACE), folder=tmp_path) as study:
         fill(study)
         trials = list(study.trials)
     before = {path.name for path in tmp_path.iterdir()}
@@ -250,9 +253,9 @@ def test_a_folder_that_cannot_be_written_to_is_read(tmp_path: Path, monkeypatch:
 
 
 def test_a_damaged_database_is_named_with_what_is_left(tmp_path: Path) -> None:
-    with Study(SPACE, folder=tmp_path) as study:
+    with Study(Goal(SPACE), folder=tmp_path) as study:
         fill(study)
     content = (tmp_path / "study.db").read_bytes()
     (tmp_path / "study.db").write_bytes(content[: len(content) // 2])
     with pytest.raises(UserError, match="name another --out; with this folder as warm_start it begins with what"):
-        Study(SPACE, folder=tmp_path)
+        Study(Goal(SPACE), folder=tmp_path)

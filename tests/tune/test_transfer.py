@@ -12,11 +12,12 @@ import pytest
 
 from posttrain.store.errors import UserError
 from posttrain.testing.samplers import SPACE, MakeSampler, SamplerContract, loss
-from posttrain.tune import Choice, Float, Int, Objective, Space, TrialContext, minimize
+from posttrain.tune import Choice, Float, Int, Space, TrialContext, minimize
 from posttrain.tune.goal import Goal
+from posttrain.tune.objectives import Objective, Objectives
 from posttrain.tune.samplers.registry import make_sampler
 from posttrain.tune.transfer.past import PastStudy, Task, distances, read_past
-from posttrain.tune.transfer.warm_start import WarmStartPoints, carry_over, choose_warm_start, read_warm_start
+from posttrain.tune.transfer.warm_start import FirstPoints, carry_over, choose_warm_start, read_warm_start
 from posttrain.tune.trial import Trial, TrialState
 
 SQUARE = Space({"x": Float(0, 1), "y": Float(0, 1)})
@@ -40,19 +41,17 @@ def past(
         drawn = space.draw(generator)
         settings = space.complete(drawn)
         trials.append(Trial(number, settings, drawn, TrialState.FINISHED, value=function(settings), seconds=2.0))
-    return PastStudy(name, Goal("value", False, space), Task(features or {}), tuple(trials))
+    return PastStudy(name, Goal(space), Task(features or {}), tuple(trials))
 
 
-class TestWarmStartPoints(SamplerContract):
+class TestFirstPoints(SamplerContract):
     trials = 8
 
     @pytest.fixture
     def make(self) -> MakeSampler:
         study = past("other", loss, 15, SPACE)
         points = [carry_over(trial.settings, SPACE) or {} for trial in study.ranked[:2]]
-        return lambda space, seed, maximize: WarmStartPoints(
-            make_sampler("random", space, seed, maximize), points, [study], Task, 3, {}
-        )
+        return lambda space, seed, maximize: FirstPoints(make_sampler("random", space, seed, maximize), points, [study])
 
 
 def test_distances_are_in_deviations_of_the_studies() -> None:
@@ -68,7 +67,7 @@ def test_distances_are_in_deviations_of_the_studies() -> None:
 
 
 def test_the_nearest_studies_give_their_best_settings() -> None:
-    goal, task = Goal("value", False, SQUARE), Task({"size": 3.0})
+    goal, task = Goal(SQUARE), Task({"size": 3.0})
     near = past("near", lambda s: abs(s["x"] - 0.2), features={"size": 3.1}, seed=1)
     next_one = past("next", lambda s: abs(s["x"] - 0.8), features={"size": 3.4}, seed=2)
     far = past("far", lambda s: s["y"], features={"size": 9.0}, seed=3)
@@ -81,9 +80,7 @@ def test_the_nearest_studies_give_their_best_settings() -> None:
 
 
 def test_nothing_near_means_defaults_and_says_so() -> None:
-    start = choose_warm_start(
-        [past("far", lambda _: 0.0, features={"size": 9.0})], Goal("value", False, SQUARE), Task({"size": 3.0})
-    )
+    start = choose_warm_start([past("far", lambda _: 0.0, features={"size": 9.0})], Goal(SQUARE), Task({"size": 3.0}))
     assert (start.sources, start.points) == ((), ())
     assert start.sentences == (
         "no earlier study is near: far is at 12, and near is up to 2",
@@ -94,11 +91,13 @@ def test_nothing_near_means_defaults_and_says_so() -> None:
 def test_what_cannot_be_learned_from_is_left_out() -> None:
     other = Space({"z": Float(0, 1)})
     studies = [
-        replace(past("accuracy", lambda _: 0.0), goal=Goal("accuracy", True, SQUARE)),
+        replace(
+            past("accuracy", lambda _: 0.0), goal=Goal(SQUARE, Objectives((Objective("accuracy", maximize=True),)))
+        ),
         past("other", lambda _: 0.0, space=other),
         replace(past("empty", lambda _: 0.0), trials=()),
     ]
-    start = choose_warm_start(studies, Goal("value", False, SQUARE), Task())
+    start = choose_warm_start(studies, Goal(SQUARE), Task())
     assert start.sources == ()
     assert start.sentences == (
         "accuracy is left out: it searched the greatest accuracy",
@@ -132,7 +131,7 @@ def test_settings_of_another_space() -> None:
 
 def test_the_forest_suggests_where_ranks_are_best() -> None:
     studies = [past(f"study {at}", lambda s: (s["x"] - 0.7) ** 2, 30, seed=at) for at in range(3)]
-    sampler = WarmStartPoints(make_sampler("random", SQUARE, 1), [], studies, Task, 2, {})
+    sampler = FirstPoints(make_sampler("random", SQUARE, 1), [], studies)
     drawn = [proposal.drawn for seed in range(2) if (proposal := sampler.propose(seed, []))]
     assert all(abs(point["x"] - 0.7) < 0.15 for point in drawn)
 
@@ -202,7 +201,7 @@ def test_mistakes(tmp_path: Path) -> None:
     damaged = tmp_path / "damaged"
     damaged.mkdir()
     (damaged / "task.json").write_text("{")
-    with pytest.raises(UserError, match="is no study that can be read"):
+    with pytest.raises(UserError, match="is not a study that can be read"):
         read_past("damaged", tmp_path)
 
 
@@ -239,6 +238,6 @@ def test_the_first_study_of_a_series_has_none_before_it(tmp_path: Path, caplog: 
     caplog.clear()
     with caplog.at_level("WARNING", "posttrain"):
         minimize(bowl(0.3, 0.3), SQUARE, budget=1, out=tmp_path / "another", warm_start=str(series))
-    assert any("left out: " in message and "is no study that can be read" in message for message in caplog.messages)
-    with pytest.raises(UserError, match="is no study that can be read"):
+    assert any("left out: " in message and "is not a study that can be read" in message for message in caplog.messages)
+    with pytest.raises(UserError, match="is not a study that can be read"):
         minimize(bowl(0.3, 0.3), SQUARE, budget=1, out=tmp_path / "third", warm_start=str(series / "1"))

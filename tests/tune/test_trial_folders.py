@@ -10,7 +10,7 @@ from posttrain.tune import Float, TrialContext, TuneResult, minimize
 
 
 def anytime(trial: TrialContext) -> None:
-    """Improves at each of nine steps, and goes on from its checkpoint."""
+    """Improves at each of nine steps, and continues from its checkpoint."""
     path = trial.folder / "step"
     step = int(path.read_text()) if path.exists() else 0
     while step < 9:

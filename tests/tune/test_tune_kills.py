@@ -13,7 +13,6 @@ import forked
 import pytest
 
 from posttrain.tune import Float, minimize
-from posttrain.tune.backends import processes
 from posttrain.tune.context import TrialContext
 from posttrain.tune.storage import read_name
 from posttrain.tune.study import read_study
@@ -185,7 +184,7 @@ def test_kill_workers(reference: list[tuple[Any, ...]], tmp_path: Path) -> None:
 
 
 def test_a_worker_that_is_killed_beside_others_runs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "free_bytes", lambda: 64 << 30)
+    monkeypatch.setattr("posttrain.jobs.local.free_bytes", lambda: 64 << 30)
     log, size = str(tmp_path / "log"), 200 << 20
 
     def function(trial: TrialContext) -> float:

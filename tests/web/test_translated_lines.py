@@ -20,6 +20,7 @@ from posttrain.select.reasons import join_reasons, uncertainty_reasons, weak_cla
 from posttrain.store.errors import UserError
 from posttrain.store.message import Message
 from posttrain.tune.goal import Goal
+from posttrain.tune.objectives import Objective, Objectives
 from posttrain.tune.space import Space
 from posttrain.tune.transfer.past import PastStudy, Task
 from posttrain.tune.transfer.warm_start import choose_warm_start
@@ -191,7 +192,8 @@ def warm_start_sentences() -> list[str]:
     """Returns what a round says of its warm start, in every case."""
 
     def past(name: str, maximize: bool = False, space: dict[str, Any] | None = None, trials: int = 6) -> PastStudy:
-        goal = Goal("held-out loss", maximize, Space(space or {"rate": {"float": [0, 1]}}))
+        objectives = Objectives((Objective("held-out loss", maximize),))
+        goal = Goal(Space(space or {"rate": {"float": [0, 1]}}), objectives)
         values = [Trial(n, {"rate": n / 9}, {"rate": n / 9}, TrialState.FINISHED, value=1.0 + n) for n in range(trials)]
         return PastStudy(name, goal, Task({"records": 3.0}), tuple(values))
 

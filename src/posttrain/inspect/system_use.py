@@ -2,11 +2,13 @@
 
 import os
 import shutil
-import subprocess
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+
+from posttrain.jobs.process import run_command
 
 _SAMPLE_SECONDS = 1.0
 _GPU_SECONDS = 5.0
@@ -79,11 +81,10 @@ class SystemMonitor:
         # Not by torch: it would open a context on the GPU that the training uses.
         if time.monotonic() - self._gpus_read >= _GPU_SECONDS and (program := shutil.which("nvidia-smi")):
             command = [program, _GPU_QUERY, "--format=csv,noheader,nounits"]
-            try:
-                output = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout
-                self._gpus = parse_gpus(output)
-            except (OSError, ValueError, subprocess.SubprocessError):
-                self._gpus = []
+            self._gpus = []
+            with suppress(OSError, ValueError):
+                answer = run_command(command, seconds=5)
+                self._gpus = parse_gpus(answer.output.decode()) if answer.code == 0 else []
             self._gpus_read = time.monotonic()
         return self._gpus
 

@@ -4,10 +4,11 @@ import gc
 import json
 import logging
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from posttrain.jobs.process import run_command
 
 log = logging.getLogger("posttrain")
 
@@ -20,7 +21,7 @@ _DRIVER_FILES = ("nvidia[0-9]*", "kfd")  # of NVIDIA's driver and of AMD's
 
 _CONTEXT_BYTES = 800 << 20  # that CUDA and its libraries take beside torch's allocator: 783 MiB on an H100
 
-# In a process of its own: whoever asks CUDA gets a context of half a gigabyte on each GPU, for as long as it lives.
+# In a process of its own: one that asks CUDA keeps a context of half a gigabyte on each GPU for as long as it lives.
 _QUESTION = """
 import json, torch
 count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -41,19 +42,17 @@ def free_gpu_bytes() -> dict[str, int]:
     """
     if not has_gpu():
         return {}
-    command = [sys.executable, "-c", _QUESTION]
-    answer = subprocess.run(command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    if answer.returncode:
-        lines = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]
-        log.warning("  the GPUs' memory is not known: %s", lines[-1])
+    answer = run_command([sys.executable, "-c", _QUESTION])
+    if answer.code:
+        log.warning("  the GPUs' memory is not known: %s", answer.last_error or f"exit code {answer.code}")
         return {}
-    free: list[int] = json.loads(answer.stdout.splitlines()[-1])
+    free: list[int] = json.loads(answer.output.splitlines()[-1])
     names = os.environ[VISIBLE].split(",") if os.environ.get(VISIBLE) else map(str, range(len(free)))
     return dict(zip((name.strip() for name in names), free, strict=False))
 
 
 def reset_gpu_peak() -> None:
-    """Frees what this process keeps of a GPU without need, and measures its peak anew."""
+    """Frees what this process keeps of a GPU without need, and measures its peak from now on."""
     if (cuda := _cuda()) is not None:
         gc.collect()  # tensors in cycles
         cuda.empty_cache()

@@ -1,8 +1,48 @@
 """The memory of processes, and what is left of that of the machine or its container."""
 
+import sys
 from pathlib import Path
+from typing import NamedTuple
+
+from posttrain.jobs.gpus import peak_gpu_bytes
 
 PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+
+
+class Memory(NamedTuple):
+    """The most memory that a process had in use, in bytes; 0 where that is not known.
+
+    Attributes:
+        host: of the machine.
+        gpu: of a GPU.
+    """
+
+    host: int = 0
+    gpu: int = 0
+
+    def maximum(self, other: "Memory") -> "Memory":
+        """Returns the larger of both, of each kind."""
+        return Memory(max(self.host, other.host), max(self.gpu, other.gpu))
+
+
+UNKNOWN_MEMORY = Memory()
+
+
+def peak_memory() -> Memory:
+    """Returns the most that this process had in use since its peaks were last reset."""
+    return Memory(_peak_resident(), peak_gpu_bytes())
+
+
+def _peak_resident() -> int:
+    """Returns the most bytes of resident memory; 0 if unknown."""
+    if peak := peak_bytes():
+        return peak
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def process_bytes() -> int:

@@ -1,14 +1,13 @@
 """Hooks: runs a command and calls a webhook when the champion changes."""
 
 import logging
-import os
 import shlex
-import subprocess
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, field_validator
 
+from posttrain.jobs.process import run_command
 from posttrain.store.rows import Canary, Deployment
 from posttrain.store.section import Section
 from posttrain.store.webhook import check_webhook, post_json
@@ -108,21 +107,18 @@ def _command(config: DeployConfig, variables: dict[str, str], root: Path) -> boo
     if not config.command:
         return True
     try:
-        process = subprocess.run(
-            shlex.split(config.command),
-            cwd=root,
-            env={**os.environ, **variables},
-            capture_output=True,
-            text=True,
-            timeout=config.timeout,
-            check=False,
+        ended = run_command(
+            shlex.split(config.command), folder=str(root), environment=variables, seconds=config.timeout
         )
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+    except (OSError, ValueError) as error:
         log.warning("deploy.command failed: %s", error)
         return False
-    if process.returncode:
-        log.warning("deploy.command exited with %d: %s", process.returncode, process.stderr.strip()[-200:])
-    return process.returncode == 0
+    if ended.code is None:
+        log.warning("deploy.command failed: it did not end within %g seconds", config.timeout)
+    elif ended.code:
+        errors = ended.errors.decode(errors="replace").strip()
+        log.warning("deploy.command exited with %d: %s", ended.code, errors[-200:])
+    return ended.code == 0
 
 
 def _webhook(config: DeployConfig, body: dict[str, Any]) -> bool:

@@ -12,7 +12,7 @@ from posttrain.store.expression import Rule, parse
 from posttrain.store.message import Message
 from posttrain.store.paths import locate_path
 from posttrain.train.config import TrainConfig
-from posttrain.tune.backends.registry import check_memory
+from posttrain.tune.runs import check_memory
 from posttrain.tune.schedulers.registry import make_scheduler
 from posttrain.tune.trainings.checks import check_search
 from posttrain.tune.trainings.config import VALUE_NAMES, TuneConfig
@@ -116,7 +116,7 @@ def last_tuned(states: Sequence["RoundState"]) -> Tuning | None:
 def with_tuning(config: "Config", tuning: Tuning | None) -> "Config":
     """Returns the config with the settings that a search left.
 
-    A key that is searched no more, or that the user has set anew since, counts no more.
+    A key that is not searched any more, or that the user has set since, does not count.
 
     Args:
         config: The config as ``posttrain.yaml`` and the rules of ``adjust`` have it.
@@ -140,7 +140,7 @@ def with_tuning(config: "Config", tuning: Tuning | None) -> "Config":
     except UserError as error:
         listed = ", ".join(f"{key} = {value}" for key, value in settings.items())
         what = f"{error.what}, with {listed}, which an earlier round has tuned"
-        raise UserError(what, where=_WHERE, fix="set the key anew, or leave it out of the space") from None
+        raise UserError(what, where=_WHERE, fix="set the key again, or leave it out of the space") from None
     return config.model_copy(update={"train": train})
 
 
@@ -193,13 +193,13 @@ def check_tuning(config: "Config", root: Path, has_labels: bool) -> None:
     if tune.budget is None:
         raise UserError("says nothing of what it may spend", where="tune.budget", fix="give one, such as 20 trials")
     tune.read_budget()
-    if tune.objectives:
+    if len(tune.objectives) > 1:
         fix = "name a metric, or use posttrain tune beside the loop"
         raise UserError("a round chooses settings by one metric", where="tune.objectives", fix=fix)
-    check_memory(tune.limits.values, tune.engine, "tune.limits")
+    check_memory(tune.limits, tune.engine, "tune.limits")
     if tune.storage is not None:
         raise UserError("a round keeps its study in the workspace", where="tune.storage", fix="leave it out")
-    if tune.one_shot is not None:
+    if tune.one_shot:
         what = "leaves a model, and a round trains its own"
         raise UserError(what, where="tune.one_shot", fix="leave it out, or use posttrain tune beside the loop")
     if tune.warm_start is not None:

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posttrain.jobs.forks import forked_workers, is_worker
 from posttrain.merge.plan import MergePlan, TensorPlan
 from posttrain.merge.shard_writer import SHARD_BYTES, ShardWriter, TensorSpec
 from posttrain.merge.sources import block_rows
 from posttrain.merge.tensor_group import BlockFunction, TensorGroup
 from posttrain.merge.tensor_reader import Arena, Digests
-from posttrain.merge.workers import is_worker, workers_of
 from posttrain.store.errors import UserError
 from posttrain.store.progress import progress_bar
 
@@ -91,7 +91,7 @@ def run_plan(
             job = MergeJob(plan, memory // (count + 1), writer, devices)
             # The largest first, so that no worker begins it when the others are done.
             order = sorted(range(len(plan.tensors)), key=lambda number: -plan.tensors[number].bytes)
-            with workers_of(job, count, threads=bool(devices)) as run:
+            with forked_workers(job, count, threads=bool(devices), prepare=partial(torch.set_num_threads, 1)) as run:
                 inputs: dict[tuple[str, str], str] = {}
                 outputs: dict[str, str] = {}
                 unsynced = 0

@@ -1,12 +1,12 @@
 """Checks a chat template of unknown origin before it is used: that it ends, and that prompts and answers survive it."""
 
 import json
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from posttrain.jobs.process import run_command
 from posttrain.store.errors import UserError, WorkError, shorten, to_line
 from posttrain.store.user_cache import read_user_cache, write_user_cache
 
@@ -98,26 +98,27 @@ def _render(template: str, variables: str) -> dict[str, dict[str, str]]:
             for turns in conversations.values()
         ],
         "characters": _CHARACTERS,
-        "seconds": _CPU_SECONDS,
-        "bytes": _BYTES,
     }
     # Not with the probe's folder among those of modules: files beside it could have the names of libraries.
     command = [sys.executable, "-P", str(_PROBE)]
+    done = run_command(
+        command,
+        input=json.dumps(request).encode(),
+        seconds=_CLOCK_SECONDS,
+        cpu_seconds=_CPU_SECONDS,
+        memory_bytes=_BYTES,
+    )
+    if done.code is None:
+        raise _refusal(f"does not end within {_CLOCK_SECONDS} seconds")
     try:
-        done = subprocess.run(
-            command, input=json.dumps(request).encode(), capture_output=True, timeout=_CLOCK_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise _refusal(f"does not end within {_CLOCK_SECONDS} seconds") from None
-    try:
-        results = json.loads(done.stdout)
+        results = json.loads(done.output)
     except ValueError:
-        message = message_line((done.stderr.decode(errors="replace").splitlines() or [""])[-1])
+        message = message_line(done.last_error)
         # Ended by a signal: the limit on its time, or a stack that overflowed in native code.
-        if done.returncode < 0 or "MemoryError" in message:
+        if done.code < 0 or "MemoryError" in message:
             what = f"takes more than {_CPU_SECONDS} seconds or {_BYTES >> 20} MiB for a short conversation"
             raise _refusal(what) from None
-        raise WorkError(f"the process that checks chat templates failed ({done.returncode}): {message}") from None
+        raise WorkError(f"the process that checks chat templates failed ({done.code}): {message}") from None
     return dict(zip(conversations, results, strict=True))
 
 
@@ -130,7 +131,7 @@ def _judge(results: dict[str, dict[str, str]]) -> TemplateAbilities:
     for name, answer in zip(("answer", "other answer"), _ANSWERS, strict=True):
         if answer not in results[name]["text"]:
             raise _refusal("loses the assistant's answer")
-    # Refusing a conversation is the template's right: whoever has such a one is told so.
+    # Refusing a conversation is the template's right: users are told so.
     return TemplateAbilities(
         system="error" in results["system"] or results["system"] != results["other system"],
         earlier_turns="error" in results["earlier"] or results["earlier"] != results["other earlier"],

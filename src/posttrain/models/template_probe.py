@@ -1,12 +1,11 @@
 """Renders a chat template of unknown origin, as a process of its own that can be ended.
 
 Reads JSON from standard input: ``template``, ``variables`` (those of every rendering), ``conversations`` (each with
-``messages`` and ``add_generation_prompt``), ``characters``, ``seconds`` and ``bytes`` (limits). Writes a list of
-``{"text": ...}`` or ``{"error": ...}``. Run by its path: it imports Jinja and no package of this program, so that it
+``messages`` and ``add_generation_prompt``) and ``characters`` (a limit). Writes a list of ``{"text": ...}`` or
+``{"error": ...}``. Run by its path: it imports Jinja and no package of this program, so that it
 starts in a tenth of a second.
 """
 
-import contextlib
 import json
 import sys
 from datetime import datetime
@@ -58,13 +57,6 @@ def render(template: Any, variables: dict[str, Any], conversation: dict[str, Any
 def main() -> None:
     """Renders all conversations."""
     request = json.load(sys.stdin)
-    # Not on every system; the parent has a limit of its own for the time.
-    with contextlib.suppress(ImportError, ValueError, OSError):
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CPU, (request["seconds"], request["seconds"] + 1))
-        resource.setrlimit(resource.RLIMIT_AS, (request["bytes"], request["bytes"]))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         template = environment().from_string(request["template"])
     except Exception as error:  # noqa: BLE001 - the parser raises errors of Jinja, of Python and of the tokenizer

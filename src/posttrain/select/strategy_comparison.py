@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.jobs.engines import available_cores, open_engine
+from posttrain.jobs.map import open_engine
+from posttrain.jobs.process import available_cores
 from posttrain.select.learning_curve import CurvePlan, full_accuracy, hold_out, learning_curve
 from posttrain.select.selectors.registry import COLD_START_SELECTORS, SELECTORS, select, selector_spec
 from posttrain.select.strategy import AUTO, warm_strategy

@@ -105,7 +105,7 @@ class SchedulerRun:
         return number
 
     def _fork(self, number: int, fork: Fork) -> None:
-        """Has a trial go on from another's checkpoint, and ends the one that it replaces."""
+        """Continues a trial from another's checkpoint, and ends the one that it replaces."""
         assert fork.parent in self.paused, f"trial {fork.parent} has a child and is not paused"
         assert fork.step == self.steps[fork.parent], f"the checkpoint of trial {fork.parent} is of another step"
         assert fork.parent != fork.replaces, f"trial {fork.parent} ends for its own child"

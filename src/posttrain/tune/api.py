@@ -7,19 +7,19 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from posttrain.jobs.runner import SILENCE, Runner, check_engine
 from posttrain.store.errors import UserError
 from posttrain.store.files import hold_lock, make_folder
-from posttrain.tune.backends.base import Backend, TrialFunction
-from posttrain.tune.backends.registry import check_engine, check_memory, open_backend
 from posttrain.tune.budget import Budget
 from posttrain.tune.driver import Driver
 from posttrain.tune.goal import Goal
 from posttrain.tune.lint import check_edges, check_space
-from posttrain.tune.objectives import KNEE, Objective, Objectives, read_objectives
+from posttrain.tune.objectives import KNEE, Objective, read_objectives
 from posttrain.tune.progress import ProgressLines
 from posttrain.tune.result import TuneResult
+from posttrain.tune.runs import TrialFunction, check_objectives, open_trials
 from posttrain.tune.samplers.base import Sampler
-from posttrain.tune.samplers.initial import InitialPoints, read_points
+from posttrain.tune.samplers.initial import read_points
 from posttrain.tune.samplers.population import PopulationSampler
 from posttrain.tune.samplers.registry import make_sampler
 from posttrain.tune.schedulers.base import Scheduler
@@ -29,14 +29,7 @@ from posttrain.tune.storage import LOCK, STUDY_FILE, TRIALS_FOLDER, begin_name, 
 from posttrain.tune.study import Study
 from posttrain.tune.study_files import StudyFiles
 from posttrain.tune.transfer.past import PastStudy, Task, early_value, read_past, write_task
-from posttrain.tune.transfer.warm_start import (
-    WARM_START_FILE,
-    WarmStart,
-    WarmStartPoints,
-    choose_warm_start,
-    open_warm_start,
-    predicted_points,
-)
+from posttrain.tune.transfer.warm_start import NO_TRANSFER, FirstPoints, Transfer
 from posttrain.tune.trial import Trial
 from posttrain.tune.trial_folders import check_trials
 
@@ -55,7 +48,7 @@ def minimize(
     out: str | Path | None = None,
     engine: str = "inline",
     workers: int | None = None,
-    silence: float = 3600.0,
+    silence: float = SILENCE,
     storage: str | None = None,
     objectives: Sequence[str | Objective | Mapping[str, Any]] = (),
     choose: str = KNEE,
@@ -64,7 +57,7 @@ def minimize(
 ) -> TuneResult:
     """Searches the settings with the least value of a function, or with the best of several.
 
-    With ``out`` the study is kept: the same call goes on where an earlier one stopped or was killed, and a larger
+    With ``out`` the study is kept: the same call continues where an earlier one stopped or was killed, and a larger
     budget continues a finished study. In this process (``inline``) one seed gives the same trials.
 
     Args:
@@ -105,13 +98,11 @@ def minimize(
         WorkError: the first five trials have all failed, or none of the first hundred was feasible.
     """
     check_engine(engine, workers)
-    several = read_objectives(objectives, choose) if objectives else None
-    if several is not None:
-        check_objectives(several, engine, starts_warm=bool(warm_start))
-    space = Space.of(space)
+    goal = Goal(Space.of(space), read_objectives(objectives or ["value"], choose))
+    check_objectives(goal.objectives, engine, starts_warm=bool(warm_start))
     result = optimize(
-        lambda: open_backend(engine, function, workers, silence),
-        space,
+        lambda: open_trials(engine, function, workers, silence),
+        goal,
         budget=budget,
         sampler=sampler,
         scheduler=scheduler,
@@ -119,18 +110,18 @@ def minimize(
         seed=seed,
         out=out,
         storage=storage,
-        several=several,
-        past=_read_past(warm_start, out),
-        task=lambda trials: Task({**(features or {}), **early_value(trials)}),
+        transfer=Transfer(
+            _read_past(warm_start, out), lambda trials: Task({**(features or {}), **early_value(trials)})
+        ),
     )
-    for warning in [] if result.best is None else check_edges(space, result.best):
+    for warning in [] if result.best is None else check_edges(goal.space, result.best):
         log.warning("  %s", warning)
     return result
 
 
 def optimize(
-    open_backend: Callable[[], Backend],
-    space: Space | Mapping[str, Any],
+    open_runner: Callable[[], Runner],
+    goal: Goal,
     *,
     budget: str | int | Budget,
     sampler: Any = None,
@@ -140,90 +131,48 @@ def optimize(
     seed: int = 0,
     out: str | Path | None = None,
     storage: str | None = None,
-    objective: str = "value",
-    maximize: bool = False,
-    identity: Mapping[str, str] | None = None,
-    to_config: Callable[[Trial], Mapping[str, Any]] | None = None,
-    several: Objectives | None = None,
-    past: Sequence[PastStudy] = (),
-    task: Callable[[Sequence[Trial]], Task] = lambda trials: Task(),
-    defaults: Mapping[str, Any] | None = None,
+    to_config: Callable[[Trial], Mapping[str, Any]] = lambda trial: trial.settings,
+    transfer: Transfer = NO_TRANSFER,
 ) -> TuneResult:
-    """Searches the settings with the best value, with any backend; `minimize` is this for a function.
+    """Searches the settings with the best value, with any runner; `minimize` is this for a function.
 
     Args:
-        open_backend: returns the backend, once everything has been checked.
+        open_runner: returns the runner, once everything has been checked.
+        goal: what is searched.
         current: the point of the settings in force, which is tried first, but not in a study begun without it.
-        objective: name of what is measured.
-        maximize: whether greater values are better.
-        identity: what else decides the values, such as a digest of the data, by name; a study of another is refused.
         to_config: returns what ``best.yaml`` holds of a trial; its settings by default.
-        several: several objectives, in place of ``objective`` and ``maximize``.
-        past: earlier studies that this one may start from.
-        task: returns the features of the task, given the trials so far.
-        defaults: values of parameters that an earlier study may lack.
+        transfer: earlier studies that this one may start from.
 
     The other arguments, the result and the errors are those of `minimize`.
     """
     if seed < 0:
-        raise UserError(f"{seed} is no seed", where="seed", fix="give 0 or more")
-    space, budget = Space.of(space), Budget.read(budget)
-    chosen_scheduler = make_scheduler(scheduler)
-    directions = maximize if several is None else several.directions
-    chosen_sampler = make_sampler(chosen_scheduler.sampler if sampler is None else sampler, space, seed, directions)
-    if several is not None:
-        check_several(several, chosen_scheduler, chosen_sampler)
-    if chosen_scheduler.has_forks and not isinstance(chosen_sampler, PopulationSampler):
-        what = "the scheduler trains a population, whose settings this sampler cannot perturb"
-        raise UserError(what, where="sampler", fix=f"leave it out, or use {chosen_scheduler.sampler}")
+        raise UserError(f"{seed} is not a seed", where="seed", fix="give 0 or more")
+    budget = Budget.read(budget)
+    chosen_scheduler, chosen_sampler = _make_parts(goal, scheduler, sampler, seed)
     describe_location(None, storage)  # before a folder is made
-    first = read_points(initial, space)
+    first = read_points(initial, goal.space)
     folder = None if out is None else Path(out)
     with ExitStack() as stack:
-        if folder is None:
-            trials_folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="posttrain-tune-")))
-        else:
-            _check_folder(folder, storage)
-            trials_folder = folder / TRIALS_FOLDER
-            make_folder(trials_folder)
-            stack.enter_context(hold_lock(trials_folder / LOCK, busy_message="another process works on this study"))
-        study = stack.enter_context(
-            Study(
-                space,
-                folder=folder,
-                url=storage,
-                name=begin_name(folder, storage),
-                objective=objective,
-                maximize=maximize,
-                identity=identity,
-                several=several,
-            )
-        )
+        trials_folder = _open_folder(stack, folder)
+        study = stack.enter_context(Study(goal, folder=folder, url=storage, name=begin_name(folder, storage)))
         check_trials(trials_folder, len(study.trials))
-        files = StudyFiles(study, folder, to_config or (lambda trial: trial.settings))
-        backend = stack.enter_context(open_backend())
-        goal = Goal(objective, maximize, space, several=several)
-        warm_start = _warm_start(study, goal, past, task, defaults)
+        files = StudyFiles(study, folder, to_config)
+        runner = stack.enter_context(open_runner())
+        warm_start = transfer.open(goal, folder, study.trials)
         if current is not None and (not study.trials or study.trials[0].drawn == current):
             first = [dict(current), *(point for point in first if point != current)]
         points = [*first, *(point for point in warm_start.points if point not in first)]
-        if warm_start.sources:
-            predicted = predicted_points(budget.trials)
-            chosen_sampler = WarmStartPoints(
-                chosen_sampler, points, warm_start.sources, lambda: task(study.trials), predicted, defaults or {}
-            )
-        elif points:
-            chosen_sampler = InitialPoints(chosen_sampler, points)
+        first_sampler = FirstPoints(chosen_sampler, points, warm_start.sources, transfer, budget.trials)
 
         def keep_task() -> None:
             if folder is not None:
-                write_task(folder, goal, task(study.trials))
+                write_task(folder, goal, transfer.task(study.trials))
 
         study.export()  # so that a folder with a task has trials, though none yet
         keep_task()
-        for warning in check_space(space):
+        for warning in check_space(goal.space):
             log.warning("  %s", warning)
-        driver = Driver(study, chosen_sampler, chosen_scheduler, backend, budget, trials_folder, seed)
+        driver = Driver(study, first_sampler, chosen_scheduler, runner, budget, trials_folder, seed)
         lines = ProgressLines(study, budget, lambda: driver.spent)
 
         def observe(trial: Trial) -> None:
@@ -239,63 +188,41 @@ def optimize(
         return TuneResult(study.best, tuple(study.trials), tuple(study.front), tried)
 
 
-def check_objectives(objectives: Objectives, engine: str, *, starts_warm: bool, section: str = "") -> None:
-    """Raises a `UserError` if the engine does not measure an objective, or if there are several where one is asked for.
-
-    Args:
-        objectives: what is searched.
-        engine: runs the trials.
-        starts_warm: whether it starts from earlier studies.
-        section: of a config, before the names of keys in errors, such as ``tune.``.
-    """
-    check_memory(objectives.names, engine, f"{section}objectives")
-    count = len(objectives)
-    if count > 1 and starts_warm:
-        what = f"carries over the best settings by one objective, and there are {count}"
-        raise UserError(what, where=f"{section}warm_start", fix="leave it out, or name settings in initial")
-
-
-def check_several(objectives: Objectives, scheduler: Scheduler, sampler: Sampler) -> None:
-    """Raises a `UserError` if a scheduler or a sampler knows one objective alone, and there are more."""
-    count = len(objectives)
-    if count > 1 and not scheduler.several_objectives:
+def _make_parts(goal: Goal, scheduler: Any, sampler: Any, seed: int) -> tuple[Scheduler, Sampler]:
+    """Makes the scheduler and the sampler, and checks that they fit the goal and each other."""
+    chosen = make_scheduler(scheduler)
+    directions, count = goal.objectives.directions, len(goal.objectives)
+    proposer = make_sampler(chosen.sampler if sampler is None else sampler, goal.space, seed, directions)
+    if count > 1 and not chosen.several_objectives:
         what = f"compares trials by one objective, and there are {count}"
         raise UserError(what, where="scheduler", fix="use none")
-    if count > 1 and not sampler.several_objectives:
+    if count > 1 and not proposer.several_objectives:
         what = f"searches one objective, and there are {count}"
         raise UserError(what, where="sampler", fix="use tpe, nsga2, gp, random, quasi_random or grid")
-    if sampler.directions != objectives.directions:
+    if proposer.directions != directions:
         what = "was made for other objectives"
-        raise UserError(what, where="sampler", fix=f"make it with maximize={objectives.directions}")
+        raise UserError(what, where="sampler", fix=f"make it with maximize={directions}")
+    if chosen.has_forks and not isinstance(proposer, PopulationSampler):
+        what = "the scheduler trains a population, whose settings this sampler cannot perturb"
+        raise UserError(what, where="sampler", fix=f"leave it out, or use {chosen.sampler}")
+    return chosen, proposer
 
 
-def _warm_start(
-    study: Study,
-    goal: Goal,
-    past: Sequence[PastStudy],
-    task: Callable[[Sequence[Trial]], Task],
-    defaults: Mapping[str, Any] | None,
-) -> WarmStart:
-    """Returns what a study starts with, as it was chosen when the study began."""
-    kept = study.folder is not None and (study.folder / WARM_START_FILE).is_file()
-    if not past and not kept:
-        return WarmStart((), (), ())
-    return open_warm_start(
-        study.folder, lambda: choose_warm_start(past, goal, task(study.trials), defaults), len(study.trials)
-    )
+def _open_folder(stack: ExitStack, folder: Path | None) -> Path:
+    """Returns the folder of the trials' folders, which is locked until the stack ends."""
+    if folder is None:
+        return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="posttrain-tune-")))
+    if folder.exists() and not folder.is_dir():
+        raise UserError("is a file", where=str(folder), fix="name another --out")
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if names and not names & {STUDY_FILE, TRIALS_FOLDER}:
+        raise UserError("holds something else already", where=str(folder), fix="name another --out")
+    make_folder(folder / TRIALS_FOLDER)
+    stack.enter_context(hold_lock(folder / TRIALS_FOLDER / LOCK, busy_message="another process works on this study"))
+    return folder / TRIALS_FOLDER
 
 
 def _read_past(warm_start: Any, out: str | Path | None) -> list[PastStudy]:
     if isinstance(warm_start, Sequence) and all(isinstance(study, PastStudy) for study in warm_start):
         return list(warm_start)
     return read_past(warm_start, Path(), exclude=None if out is None else Path(out))
-
-
-def _check_folder(folder: Path, storage: str | None) -> None:
-    """Raises a `UserError` if the folder holds something that is no study."""
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    known = {STUDY_FILE, TRIALS_FOLDER}
-    if folder.exists() and not folder.is_dir():
-        raise UserError("is a file", where=str(folder), fix="name another --out")
-    if names and not names & known:
-        raise UserError("holds something else already", where=str(folder), fix="name another --out")

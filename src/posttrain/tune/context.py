@@ -9,22 +9,17 @@ from posttrain.tune.schedulers.base import Decision
 
 
 class TrialInterrupted(BaseException):
-    """Raised by `TrialContext.report` and `TrialContext.show_life` where the trial is to pause or to stop; ends the
-    function.
+    """Raised by `TrialContext.report` and `TrialContext.show_life` where the trial pauses or stops; ends the function.
 
-    No `Exception`, so that a function which handles its own errors does not go on by mistake.
+    It is not an `Exception`, so that a function which handles its own errors does not continue by mistake.
     """
-
-    def __init__(self, decision: Decision) -> None:
-        super().__init__(f"the trial is to {decision}")
-        self.decision = decision
 
 
 class Infeasible(Exception):
     """Raised by a trial's function whose settings break a limit, such as a model that is too large, with the reason.
 
     The trial ends as a failed one, whose settings samplers avoid unless they look at no value, such as ``random``;
-    however many there are, the study goes on.
+    however many there are, the study continues.
     """
 
 
@@ -33,17 +28,17 @@ class TrialContext:
 
     ``trial["lr"]`` is a setting. A function that reports intermediate values saves its state into ``folder`` *before*
     each report: a report may end the run (it raises `TrialInterrupted`), and a paused trial is run again later, by a
-    new call with the same folder. It then goes on from what it finds there, and first reports that again, as a kill may
-    have come between the checkpoint and its report; a step that is known already counts once. One that keeps no state
-    begins anew. In a population a new trial may find a copy of another's folder, and goes on from it in the same way,
-    with its own settings.
+    new call with the same folder. It then continues from what it finds there, and first reports that again, as a kill
+    may have come between the checkpoint and its report; a step that is known already counts once. One that keeps no
+    state begins again. In a population a new trial may find a copy of another's folder, and continues from it in the
+    same way, with its own settings.
 
     Attributes:
         number: the trial's number.
         settings: all values, by name.
         folder: for its checkpoints; kept until the trial has ended, and that of the best one for good.
         start: the step of its last report in an earlier run; in the first 0, or that of the checkpoint in ``folder``.
-        resource: the step up to which this run is to go; None: to its end. A function that reports need not look at it.
+        resource: the step up to which this run goes; None: to its end. A function that reports need not look at it.
         seed: for the function's own random numbers; the same in each run of the trial.
     """
 
@@ -56,7 +51,7 @@ class TrialContext:
         resource: int | None,
         seed: int,
         report: Callable[[int, Measured, int], Decision],
-        show_life: Callable[[], Decision] = lambda: Decision.CONTINUE,
+        show_life: Callable[[], bool] = lambda: True,
     ) -> None:
         self.number, self.settings, self.folder = number, settings, folder
         self.start, self.resource, self.seed = start, resource, seed
@@ -74,24 +69,22 @@ class TrialContext:
             tokens: processed since the report before, for budgets in tokens.
 
         Raises:
-            TrialInterrupted: the trial is to pause or to stop.
-            ValueError: the step is no positive integer, or the value of an objective is missing.
+            TrialInterrupted: the trial pauses or stops.
+            ValueError: the step is not a positive integer, or the value of an objective is missing.
         """
         if step != int(step) or step < 1:
             raise ValueError(f"a step is a positive integer, not {step}")
-        decision = self._report(int(step), value, int(tokens))
-        if decision is not Decision.CONTINUE:
-            raise TrialInterrupted(decision)
+        if self._report(int(step), value, int(tokens)) is not Decision.CONTINUE:
+            raise TrialInterrupted
 
     def show_life(self) -> None:
-        """Says that the trial gets on, where the next report is far; costs nothing to call after each step.
+        """Says that the trial makes progress, where the next report is far; costs nothing to call after each step.
 
         A trial in another process that is silent for an hour, or as long as `minimize` says, counts as hanging. One in
         the study's own process is ended here once the time of the budget is over.
 
         Raises:
-            TrialInterrupted: the trial is to pause; it goes on from its checkpoint if the budget grows.
+            TrialInterrupted: the trial pauses; it continues from its checkpoint if the budget grows.
         """
-        decision = self._show_life()
-        if decision is not Decision.CONTINUE:
-            raise TrialInterrupted(decision)
+        if not self._show_life():
+            raise TrialInterrupted

@@ -1,4 +1,4 @@
-"""Runs a study: asks the scheduler and the sampler, has a backend run trials, and records what happens."""
+"""Runs a study: asks the scheduler and the sampler, has a runner run trials, and records what happens."""
 
 import math
 import time
@@ -9,16 +9,19 @@ from typing import Any
 
 import numpy as np
 
+from posttrain.jobs.memory import UNKNOWN_MEMORY, Memory
+from posttrain.jobs.packing import MemoryPacking
+from posttrain.jobs.runner import Runner
+from posttrain.jobs.task import Outcome, Task
 from posttrain.store.errors import WorkError
-from posttrain.tune.backends.base import Backend, Job, Outcome
 from posttrain.tune.budget import Budget, Spent
 from posttrain.tune.events import Event
-from posttrain.tune.packing import MemoryPacking
+from posttrain.tune.runs import TrialEnd, TrialRun
 from posttrain.tune.samplers.base import Proposal, Sampler
 from posttrain.tune.samplers.population import PopulationSampler
 from posttrain.tune.schedulers.base import Decision, Promote, Scheduler, Start
 from posttrain.tune.study import Study
-from posttrain.tune.trial import UNKNOWN_MEMORY, Fork, Memory, Report, Trial, TrialState
+from posttrain.tune.trial import Fork, Report, Trial, TrialState
 from posttrain.tune.trial_folders import TrialFolders
 
 _RUNS_AFTER_KILLS = 1  # a trial whose process is killed runs again this often without a new step in between
@@ -34,13 +37,13 @@ Observer = Callable[[Trial], None]
 
 
 class Driver:
-    """One session of work on a study; the handler of its backend.
+    """One session of work on a study; the handler of its runner.
 
     Args:
         study: as it was opened; `run` replays its earlier events to the scheduler.
         sampler: proposes settings.
         scheduler: decides which trials run and how far.
-        backend: runs them.
+        runner: runs them.
         budget: of the whole study, earlier sessions included.
         folder: gets a folder for each trial.
         seed: of the trials' own seeds.
@@ -51,12 +54,12 @@ class Driver:
         study: Study,
         sampler: Sampler,
         scheduler: Scheduler,
-        backend: Backend,
+        runner: Runner,
         budget: Budget,
         folder: Path,
         seed: int = 0,
     ) -> None:
-        self._study, self._sampler, self._scheduler, self._backend = study, sampler, scheduler, backend
+        self._study, self._sampler, self._scheduler, self._runner = study, sampler, scheduler, runner
         self._budget, self._seed = budget, seed
         self._folders = TrialFolders(study, folder)
         self._observe: Observer = lambda trial: None
@@ -65,21 +68,23 @@ class Driver:
         self._interrupted: dict[int, None] = {}  # to be run on, in their order
         self._running: dict[int, Trial] = {}  # as they were when their run began
         self._began: dict[int, float] = {}  # when that was, in seconds of the study
+        self._run_tokens: dict[int, int] = {}  # that the run has reported
         self._kills: Counter[int] = Counter()  # since the trial's last new step
         self._alone: set[int] = set()  # trials whose memory ran out beside others: they have it to themselves
         self._memory: dict[int, Memory] = {}
-        self._packing = MemoryPacking(backend, study.trials)
+        known = (Memory(trial.memory_bytes, trial.gpu_memory_bytes) for trial in study.trials)
+        self._packing = MemoryPacking(runner, known)
         self._failures = 0.0  # in a row since the session began; minus infinity after any other end
         self._infeasible = 0
         self._exhausted = False
-        self._offset = study.clock - backend.clock()
+        self._offset = study.clock - runner.clock()
         self._tokens = sum(trial.tokens for trial in study.trials)
         self._kept = time.monotonic()
 
     @property
     def seconds(self) -> float:
         """The seconds that the study has been worked on, in all sessions."""
-        return self._offset + self._backend.clock()
+        return self._offset + self._runner.clock()
 
     @property
     def spent(self) -> Spent:
@@ -97,7 +102,7 @@ class Driver:
             WorkError: the first trials of the session have all failed.
         """
         self._observe, self._show_time = observe or self._observe, show_time or self._show_time
-        longest = math.inf if self._backend.is_simulated else _CLOCK_SECONDS
+        longest = math.inf if self._runner.is_simulated else _CLOCK_SECONDS
         self._study.keep_budget(self._budget)
         self._resume()
         try:
@@ -108,15 +113,16 @@ class Driver:
                 if not self._running or left <= 0:
                     return
                 seconds = min(left, longest)
-                self._backend.wait(self, seconds if math.isfinite(seconds) else None)
+                self._runner.wait(self, seconds if math.isfinite(seconds) else None)
                 self._keep_time()
         finally:
             self._kill_running()
             self._study.keep_spent(self.spent)
 
-    def report(self, number: int, report: Report, memory: Memory) -> Decision:
-        """Records a report and returns the decision on it; `Handler.report`."""
-        trial, before = self._study.trials[number], self._running[number]
+    def message(self, number: int, message: Report, memory: Memory) -> Decision:
+        """Records a report and returns the decision on it; `Handler.message`."""
+        report, trial, before = message, self._study.trials[number], self._running[number]
+        self._run_tokens[number] = report.tokens
         if trial.ended:
             return Decision.STOP
         self._memory[number] = memory.maximum(self._memory_of(number))
@@ -134,7 +140,7 @@ class Driver:
         if report.step > trial.step:  # a run that began before the last report repeats some
             whole = Report(report.step, values[0], seconds, tokens, values[1:])
             self._add_tokens(trial, tokens)
-            self._kills.pop(number, None)  # it gets on, however often it is killed
+            self._kills.pop(number, None)  # it makes progress, however often it is killed
             self._study.report(number, whole, self.seconds)
             decision = self._scheduler.report(number, report.step, self._objectives.losses(values)[0])
             if decision is Decision.STOP:
@@ -148,50 +154,48 @@ class Driver:
             self._study.set_running(number, False)
         return decision
 
-    def show_life(self, number: int) -> Decision:
-        """Returns whether a run in this process goes on, or its time is over; `Handler.show_life`."""
+    def show_life(self, number: int) -> bool:
+        """Returns whether a run in this process continues, or its time is over; `Handler.show_life`."""
         self._keep_time()
-        return Decision.CONTINUE if self._time_left > 0 else Decision.PAUSE
+        return self._time_left > 0
 
     def ended(self, number: int, outcome: Outcome) -> None:
         """Records the end of a run; `Handler.ended`."""
         before, trial = self._running.pop(number), self._study.trials[number]
         self._memory[number] = outcome.memory.maximum(self._memory_of(number))
         self._packing.measure(self._memory[number])
-        if trial.ended or (trial.state is TrialState.PAUSED and outcome.kind not in ("failed", "infeasible")):
+        end: TrialEnd | None = outcome.value
+        kind = outcome.kind if end is None else end.kind
+        if trial.ended or (trial.state is TrialState.PAUSED and kind not in ("failed", "infeasible")):
             self._folders.measure(number)
             self._folders.clean_up(number)
             return
-        if outcome.kind == "interrupted":  # at the end of the budget, before it could report
-            self._cut(number, before, outcome.seconds, outcome.tokens)
+        if kind == "interrupted":  # at the end of the budget, before it could report
+            self._cut(number, before, outcome.seconds)
             self._interrupted.setdefault(number)
             self._study.set_running(number, False)
             return
-        killed, beside_others = outcome.kind == "killed", bool(self._running)
-        if self._kills[number] >= _RUNS_AFTER_KILLS if killed else outcome.kind != "out_of_memory" or not beside_others:
-            self._end_with_run(number, before, outcome)
+        killed, beside_others = kind == "killed", bool(self._running)
+        if self._kills[number] >= _RUNS_AFTER_KILLS if killed else kind != "out_of_memory" or not beside_others:
+            self._end_with_run(number, before, outcome, end or TrialEnd("returned", error=outcome.error))
             return
         self._kills[number] += killed
         # Where trials share a machine's memory, it may be the kernel that kills one, as memory runs out.
-        if beside_others and (not killed or self._backend.available_bytes() is not None):
+        if beside_others and (not killed or self._runner.available_bytes() is not None):
             self._alone.add(number)
-        self._cut(number, before, outcome.seconds, outcome.tokens)
+        self._cut(number, before, outcome.seconds)
         self._interrupted.setdefault(number)
 
-    def _end_with_run(self, number: int, before: Trial, outcome: Outcome) -> None:
+    def _end_with_run(self, number: int, before: Trial, outcome: Outcome, end: TrialEnd) -> None:
         """Records the end of a run, and of its trial."""
         trial = self._study.trials[number]
         self._interrupted.pop(number, None)
-        error = outcome.error
-        seconds, tokens = before.seconds + outcome.seconds, before.tokens + outcome.tokens
-        memory = self._memory_of(number)
-        values: tuple[float, ...] = ()
-        if outcome.value is not None or trial.latest_values is not None:
-            if outcome.value is not None:
-                measured = (outcome.value, *outcome.others)
-            else:
-                measured = self._objectives.select_measured(trial.latest_values or ())
-            values = self._objectives.complete(measured, seconds, tokens, memory)
+        error, memory = end.error, self._memory_of(number)
+        seconds, tokens = before.seconds + outcome.seconds, before.tokens + self._run_tokens[number]
+        measured = end.values
+        if not measured and trial.latest_values is not None:
+            measured = self._objectives.select_measured(trial.latest_values)
+        values = self._objectives.complete(measured, seconds, tokens, memory) if measured else ()
         if not error and not values:
             error = "it reported no value and returned none"
         elif not error and (bad := self._objectives.first_non_finite(values)) is not None:
@@ -205,14 +209,14 @@ class Driver:
             seconds=seconds,
             tokens=tokens,
             memory=memory,
-            feasible=outcome.kind != "infeasible",
+            feasible=end.kind != "infeasible",
             lost=outcome.kind == "killed",
         )
         self._folders.clean_up(number)
 
-    def _cut(self, number: int, before: Trial, seconds: float, tokens: int = 0) -> None:
+    def _cut(self, number: int, before: Trial, seconds: float) -> None:
         """Records the costs of a run that was killed; its trial is run again."""
-        seconds, tokens = before.seconds + seconds, before.tokens + tokens
+        seconds, tokens = before.seconds + seconds, before.tokens + self._run_tokens[number]
         self._add_tokens(self._study.trials[number], tokens)
         self._study.cut(number, seconds, tokens, self.seconds)
 
@@ -281,7 +285,7 @@ class Driver:
 
     def _fill(self) -> None:
         """Gives free workers something to do."""
-        while len(self._running) < self._backend.workers and self._packing.has_room(len(self._running)):
+        while len(self._running) < self._runner.workers and self._packing.has_room(len(self._running)):
             if not self._alone.isdisjoint(self._running):
                 return
             if self._interrupted:
@@ -324,7 +328,7 @@ class Driver:
         return self._sampler.propose_child(number, self._study.trials, fork)
 
     def _carry_out_fork(self, trial: Trial) -> None:
-        """Gives a new trial the checkpoint that it goes on from, and ends the trial that it replaces.
+        """Gives a new trial the checkpoint that it continues from, and ends the trial that it replaces.
 
         Nothing happens where both have been done: a session that was killed in between is made up for by the next.
         """
@@ -350,12 +354,13 @@ class Driver:
 
     def _run(self, trial: Trial) -> None:
         self._running[trial.number], self._began[trial.number] = trial, self.seconds
-        if not self._scheduler.has_forks:  # which go on from checkpoints of others
+        self._run_tokens[trial.number] = 0
+        if not self._scheduler.has_forks:  # which continue from checkpoints of others
             self._folders.make_room(len(self._running), {*self._running, *self._interrupted})
         folder = self._folders.path(trial.number)
         seed = int(np.random.SeedSequence([self._seed, trial.number]).generate_state(1)[0])
-        names = self._objectives.measured
-        self._backend.start(Job(trial.number, trial.settings, folder, trial.step, trial.resource, seed, names))
+        run = TrialRun(trial.settings, trial.step, trial.resource, seed, self._objectives.measured)
+        self._runner.start(Task(trial.number, run, folder))
 
     def _add_tokens(self, trial: Trial, tokens: int) -> None:
         """Adds what a trial has processed in all, over all its runs, to what was known of it."""
@@ -379,7 +384,7 @@ class Driver:
     def _kill_running(self) -> None:
         """Ends runs that have not paused in time; they are resumed from their checkpoints by the next session."""
         for number, before in list(self._running.items()):
-            self._backend.kill(number)
+            self._runner.kill(number)
             del self._running[number]
             if self._study.trials[number].state is TrialState.RUNNING:
                 self._cut(number, before, self.seconds - self._began[number])

@@ -13,59 +13,51 @@ from posttrain.tune.objectives import Objective, Objectives, read_objectives
 from posttrain.tune.space import Space, changes
 from posttrain.tune.trial import Trial, best_trial
 
+ONE_VALUE = Objectives((Objective("value"),))
+"""The objectives of a function that returns one value, of which less is better."""
+
 _GOAL = "goal"
 """The attribute of a study with its goal: a study without it was killed as it was begun."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """The goal of a study: the least, or the greatest, value of an objective over a space.
+    """The goal of a study: the least, or the greatest, value of one objective or several over a space.
 
     Attributes:
-        objective: name of what is measured.
-        maximize: whether greater values are better.
         space: the space.
+        objectives: what is searched.
         identity: what else decides the values, such as a digest of the data, by name.
-        several: several objectives; ``objective`` and ``maximize`` become those of the first.
     """
 
-    objective: str
-    maximize: bool
     space: Space
+    objectives: Objectives = ONE_VALUE
     identity: Mapping[str, str] = field(default_factory=dict)
-    several: Objectives | None = None
-
-    def __post_init__(self) -> None:
-        if self.several is not None:
-            object.__setattr__(self, "objective", self.several.items[0].name)
-            object.__setattr__(self, "maximize", self.several.items[0].maximize)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         """Returns the goal that `to_json` was called on."""
-        several = content["several"]
-        return cls(
-            content["objective"],
-            content["maximize"],
-            Space.of(content["space"]),
-            content["identity"],
-            None if several is None else read_objectives(several["objectives"], several["choose"]),
-        )
+        stored = content["objectives"]
+        objectives = read_objectives(stored["objectives"], stored["choose"])
+        return cls(Space.of(content["space"]), objectives, content["identity"])
 
     def to_json(self) -> dict[str, Any]:
         """Returns the goal as JSON values."""
         return {
-            "objective": self.objective,
-            "maximize": self.maximize,
             "space": self.space.to_json(),
+            "objectives": self.objectives.to_json(),
             "identity": dict(self.identity),
-            "several": None if self.several is None else self.several.to_json(),
         }
 
     @property
-    def objectives(self) -> Objectives:
-        """All objectives, also where there is one."""
-        return self.several or Objectives((Objective(self.objective, self.maximize),))
+    def objective(self) -> str:
+        """The name of the first objective."""
+        return self.objectives.names[0]
+
+    @property
+    def maximize(self) -> bool:
+        """True if greater values of the first objective are better."""
+        return self.objectives.directions[0]
 
     def best_trial(self, trials: Sequence[Trial]) -> Trial | None:
         """Returns the best trial; of several objectives the one that is chosen of the front.
@@ -107,7 +99,7 @@ def open_study(storage: BaseStorage, name: str, goal: Goal, location: str) -> in
     if lines := changes(before.space, goal.space):
         fix = "take that back, or name another --out and this folder as warm_start"
         raise UserError(f"the space has changed: {'; '.join(lines)}", where=location, fix=fix)
-    if goal.several != before.several:  # limits and the rule of choice change no value
+    if goal.objectives != before.objectives:  # limits and the rule of choice change no value
         storage.set_study_user_attr(stored._study_id, _GOAL, goal.to_json())
     return stored._study_id
 
@@ -120,7 +112,7 @@ def _begin(storage: BaseStorage, name: str, goal: Goal) -> int:
         StudyDirection.MAXIMIZE if maximize else StudyDirection.MINIMIZE for maximize in goal.objectives.directions
     ]
     study_id = storage.create_new_study(directions, name)
-    if goal.several is not None:
-        storage.set_study_system_attr(study_id, "study:metric_names", list(goal.several.names))  # its dashboard's axes
+    if len(goal.objectives) > 1:
+        storage.set_study_system_attr(study_id, "study:metric_names", list(goal.objectives.names))  # for its dashboard
     storage.set_study_user_attr(study_id, _GOAL, goal.to_json())
     return study_id

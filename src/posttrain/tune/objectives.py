@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from posttrain.jobs.memory import Memory
 from posttrain.store.errors import UserError
 from posttrain.tune.pareto import front_mask, is_dominated, knee
-from posttrain.tune.trial import Memory, Trial, TrialState
+from posttrain.tune.trial import Trial, TrialState
 
 COSTS = ("seconds", "tokens", "memory_bytes", "gpu_memory_bytes")
 """Objectives that the study measures itself: what a trial has spent so far, over all its runs."""
@@ -173,7 +174,7 @@ def read_objectives(
         costs: names of objectives that are least if nothing is done.
 
     Raises:
-        UserError: an entry is no objective, one is there twice, all are costs, or the rule is none.
+        UserError: an entry is not an objective, one is there twice, all are costs, or the rule is unknown.
     """
     items = tuple(_read(value, where, maximize or (lambda name: False), costs) for value in values)
     names = [item.name for item in items]
@@ -181,7 +182,7 @@ def read_objectives(
         raise UserError(f"`{repeated[0]}` is there twice", where=where, fix="name each objective once")
     if not items or all(name in costs for name in names):
         what = f"only {', '.join(names)}: what a trial costs is least if it does nothing" if items else "are empty"
-        raise UserError(what, where=where, fix="add what the trial is to be good at")
+        raise UserError(what, where=where, fix="add what the trial must be good at")
     rule = _WITHIN.fullmatch(choose)
     if choose != KNEE and (rule is None or rule[1] not in names):
         fix = f"give {KNEE}, or such as {names[0]} within 1%"
@@ -195,15 +196,15 @@ def _read(value: Any, where: str, maximize: Callable[[str], bool], costs: Sequen
         entry = {"metric": value.name, "maximize": value.maximize, "limit": value.limit}
     fix = "give a metric, or {metric: ..., maximize: true, limit: ...}"
     if not isinstance(entry, Mapping) or not entry.keys() <= {"metric", "maximize", "limit"}:
-        raise UserError(f"{value!r} is no objective", where=where, fix=fix)
+        raise UserError(f"{value!r} is not an objective", where=where, fix=fix)
     name, limit = entry.get("metric"), entry.get("limit")
     greater = entry.get("maximize")
     if not isinstance(name, str) or not name.strip() or not isinstance(greater, bool | None):
-        raise UserError(f"{value!r} is no objective", where=where, fix=fix)
+        raise UserError(f"{value!r} is not an objective", where=where, fix=fix)
     if limit is not None and (
         isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit)
     ):
-        raise UserError(f"the limit of `{name}` is no number", where=where, fix=fix)
+        raise UserError(f"the limit of `{name}` is not a number", where=where, fix=fix)
     if name in costs and greater:
         raise UserError(f"`{name}` is what a trial costs, and cannot be maximised", where=where, fix="leave it out")
     return Objective(name, maximize(name) if greater is None else greater, None if limit is None else float(limit))
@@ -218,7 +219,7 @@ def read_measured(value: Measured, names: Sequence[str]) -> tuple[float, ...]:
 
     Raises:
         ValueError: one is missing, or there are others.
-        TypeError: one is no number.
+        TypeError: one is not a number.
     """
     if isinstance(value, Mapping):
         if missing := [name for name in names if name not in value]:

@@ -219,7 +219,7 @@ def read_entry(value: Any, where: str) -> Entry:
         where: the key, named in errors.
 
     Raises:
-        UserError: the value is no entry, or one without anything to draw from.
+        UserError: the value is not an entry, or one without anything to draw from.
     """
     entry = value if isinstance(value, Entry) else _from_config(value, where)
     # As the study's database returns them: a tuple is a list there.
@@ -237,7 +237,7 @@ def _to_json(value: Any, where: str) -> Any:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError):
         raise UserError(
-            f"{value!r} is no JSON value", where=where, fix="use a number, a text, a list or a mapping"
+            f"{value!r} is not a JSON value", where=where, fix="use a number, a text, a list or a mapping"
         ) from None
 
 
@@ -260,13 +260,13 @@ def _from_config(value: Any, where: str) -> Entry:
         known = [kind, "when", *(["log"] if kind in ("float", "int") else [])]
         raise UserError(f"unknown key `{name}`", where=where, fix=suggest(str(name), known))
     if when is not None and not isinstance(when, str):
-        raise UserError("`when` is no formula", where=where, fix="such as when: method == 'lora'")
+        raise UserError("`when` is not a formula", where=where, fix="such as when: method == 'lora'")
     if kind == "value":
         return Fixed(content, when)
     if kind == "derive":
         return Derived(str(content), when)
     if not isinstance(content, list | tuple) or (kind != "choice" and len(content) != 2):
-        raise UserError(f"`{kind}` is no list{'' if kind == 'choice' else ' of two'}", where=where, fix=_EXAMPLE)
+        raise UserError(f"`{kind}` is not a list{'' if kind == 'choice' else ' of two'}", where=where, fix=_EXAMPLE)
     if kind == "choice":
         return Choice(tuple(content), when)
     if not isinstance(log, bool):
@@ -276,7 +276,7 @@ def _from_config(value: Any, where: str) -> Entry:
         return Float(low, high, log, when)
     for bound in (low, high):
         if bound != int(bound):
-            raise UserError(f"{bound:g} is no integer", where=where, fix="use `float`")
+            raise UserError(f"{bound:g} is not an integer", where=where, fix="use `float`")
     return Int(int(low), int(high), log, when)
 
 
@@ -286,9 +286,9 @@ def _to_number(value: Any, where: str) -> float:
         try:
             value = float(value)
         except ValueError:
-            raise UserError(f"`{value}` is no number", where=where) from None
+            raise UserError(f"`{value}` is not a number", where=where) from None
     if not is_number(value):
-        raise UserError(f"`{value}` is no number", where=where)
+        raise UserError(f"`{value}` is not a number", where=where)
     return float(value)
 
 
@@ -299,9 +299,9 @@ def is_number(value: object) -> bool:
 
 def _check_range(low: float, high: float, log: bool, where: str) -> None:
     if not (is_number(low) and is_number(high)):
-        raise UserError("the range has an end that is no finite number", where=where)
+        raise UserError("the range has an end that is not a finite number", where=where)
     if low > high:
-        raise UserError(f"{low:g} to {high:g} is no range", where=where, fix="put the greater number last")
+        raise UserError(f"{low:g} to {high:g} is not a range", where=where, fix="put the greater number last")
     if low == high:
         raise UserError(f"{low:g} to {high:g} holds one value", where=where, fix=f"fix it: {low:g}")
     if log and low <= 0:

@@ -68,11 +68,11 @@ def check_part(
         default = known[option].default
         kind = _KINDS.get(type(default), "number")
         if _KINDS.get(type(content), "number") != kind or not isinstance(content, int | float | str):
-            raise UserError(f"`{option}` of {name} is no {kind}", where=where)
+            raise UserError(f"`{option}` of {name} is not a {kind}", where=where)
         if isinstance(content, float) and not math.isfinite(content):
             raise UserError(f"`{option}` of {name} is {content}", where=where, fix="give a finite number")
         if known[option].annotation in (int, int | None) and content != int(content):
-            raise UserError(f"`{option}` of {name} is no whole number", where=where)
+            raise UserError(f"`{option}` of {name} is not a whole number", where=where)
     if missing := [
         key for key, parameter in known.items() if parameter.default is parameter.empty and key not in options
     ]:

@@ -1,4 +1,4 @@
-"""Log lines that show how a study gets on: trials that end, how many have, the best so far, and the budget left."""
+"""Log lines that show the progress of a study: trials that end, how many have, the best so far, and the budget left."""
 
 import logging
 import time
@@ -19,7 +19,7 @@ _EVERY_SECONDS = 2.0  # between lines, unless there is a new best: thousands of 
 class ProgressLines:
     """Logs a line for trials that end; to be called with each trial that has reported or ended.
 
-    `show_time`, which is to be called in between, logs one a minute where nothing happens.
+    `show_time`, which is called in between, logs one a minute where nothing happens.
 
     Args:
         study: the study.
@@ -66,7 +66,7 @@ class ProgressLines:
         return self._budget.left(len(self._study.trials), self._spent())
 
 
-def describe_current(current: Trial, best: Trial, objectives: Objectives | None = None) -> str:
+def describe_current(current: Trial, best: Trial, objectives: Objectives) -> str:
     """Formats what the config's own settings came to beside the best, such as ``the config's own settings 0.45``."""
     if current.number == best.number:
         return "the config's own settings, which nothing beat"
@@ -86,12 +86,12 @@ def _describe(trial: Trial, objectives: Objectives) -> str:
     return f"{' '.join(parts)}{value} ({format_seconds(trial.seconds)})"
 
 
-def _values_text(trial: Trial, objectives: Objectives | None) -> str:
+def _values_text(trial: Trial, objectives: Objectives) -> str:
     values = trial.latest_values or ()
-    return f"{trial.latest:.6g}" if objectives is None or len(values) < 2 else objectives.describe(values)
+    return f"{trial.latest:.6g}" if len(values) < 2 else objectives.describe(values)
 
 
-def describe_best(best: Trial | None, objectives: Objectives | None = None, front: Sequence[Trial] = ()) -> str:
+def describe_best(best: Trial | None, objectives: Objectives, front: Sequence[Trial] = ()) -> str:
     """Formats the best trial, such as ``best 0.4123 (trial 7)``; with several objectives the one that was chosen, such
     as ``front of 5 trials, of which trial 7: loss 0.4123, seconds 12.5``."""
     if best is None or best.latest is None:

@@ -64,7 +64,7 @@ class Space:
 
     def __init__(self, entries: Mapping[str, Any], constraints: Sequence[str] = (), where: str = "space") -> None:
         if not isinstance(entries, Mapping):
-            raise UserError("is no mapping of names to parameters", where=where)
+            raise UserError("is not a mapping of names to parameters", where=where)
         read = {str(name): read_entry(value, f"{where}.{name}") for name, value in entries.items()}
         self._where = where
         # Beside the space, as a config and the arguments have it.

@@ -68,7 +68,7 @@ READY: Mapping[str, ReadySpace] = {
         "lora",
     ),
     **{name: _of_objective(name, beta=_KL) for name in ("dpo", "robust_dpo", "ipo", "hinge", "kto", "cpo")},
-    # Those of Meng et al. 2024, arXiv:2405.14734, appendix B; these betas are no KL coefficients.
+    # Those of Meng et al. 2024, arXiv:2405.14734, appendix B; these betas are not KL coefficients.
     "orpo": _of_objective("orpo", beta=Float(0.1, 2.0, log=True)),
     "simpo": _of_objective("simpo", beta=Float(2.0, 10.0, log=True), gamma=Float(0.3, 1.6)),
 }
@@ -148,7 +148,7 @@ def values_of(space: Mapping[str, Any], key: str, configured: Any, where: str = 
         return read.values
     if isinstance(read, Fixed):
         return (read.value,)
-    raise UserError("is no choice of names", where=f"{where}.{key}", fix="list the values")
+    raise UserError("is not a choice of names", where=f"{where}.{key}", fix="list the values")
 
 
 def _named(name: Any, where: str) -> ReadySpace:

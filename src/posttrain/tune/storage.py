@@ -46,7 +46,7 @@ def open_storage(folder: Path | None, url: str | None = None) -> BaseStorage:
     ``${NAME}`` in a URL is replaced from the environment, as in ``store.database``.
 
     Raises:
-        UserError: the URL is no database, or the file is none.
+        UserError: the URL or the file is not a database.
         StorageError: the disk refused.
     """
     if url is None and folder is None:
@@ -78,7 +78,7 @@ def describe_location(folder: Path | None, url: str | None, where: str = _URL_KE
         where: the key of the URL, named in errors.
 
     Raises:
-        UserError: the URL is no database, or a variable in it is not set.
+        UserError: the URL is not a database, or a variable in it is not set.
     """
     return str(folder) if url is None else hide_password(expand_variables(url, where), where)
 
@@ -118,7 +118,7 @@ def _use_write_ahead_log(file: Path) -> None:
             connection.execute("PRAGMA journal_mode = WAL")
         connection.close()
     except sqlite3.DatabaseError as error:
-        what = "is damaged" if "malformed" in str(error) else "is no study"
+        what = "is damaged" if "malformed" in str(error) else "is not a study"
         fix = "name another --out; with this folder as warm_start it begins with what trials.jsonl has"
         raise UserError(f"{what} ({error})", where=str(file), fix=fix) from None
 

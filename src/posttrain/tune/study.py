@@ -21,6 +21,7 @@ from optuna.storages import BaseStorage
 from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial
 
+from posttrain.jobs.memory import UNKNOWN_MEMORY, Memory
 from posttrain.store.errors import UserError
 from posttrain.store.files import write_atomically
 from posttrain.tune.budget import Budget, Spent
@@ -36,8 +37,6 @@ from posttrain.tune.events import (
     read_events,
 )
 from posttrain.tune.goal import Goal, find_study, open_study, stored_goal
-from posttrain.tune.objectives import Objectives
-from posttrain.tune.space import Space
 from posttrain.tune.storage import (
     STUDY_FILE,
     add_event,
@@ -50,7 +49,7 @@ from posttrain.tune.storage import (
     to_distribution,
     to_optuna,
 )
-from posttrain.tune.trial import UNKNOWN_MEMORY, Fork, Memory, Report, Trial, TrialState, best_trial, rank
+from posttrain.tune.trial import Fork, Report, Trial, TrialState, best_trial, rank
 
 TRIALS_FILE = "trials.jsonl"
 """One line a trial, in a study's folder."""
@@ -60,42 +59,33 @@ class Study:
     """The trials of one search, kept in a database; one process at a time works on it.
 
     Args:
-        space: what is searched.
+        goal: what is searched; a study of another goal is refused.
         folder: gets ``study.db`` and ``trials.jsonl``; None keeps all in memory.
         url: a PostgreSQL database in place of ``study.db``; ``${NAME}`` in it comes from the environment.
         name: the study's name in the database.
-        objective: what is measured; a study of another objective is refused.
-        maximize: whether greater values are better.
-        several: several objectives, in place of these two.
-        identity: what else decides the values, such as a digest of the data, by name; a study of another is refused.
 
     Attributes:
         trials: all trials, by number.
         best: the best so far, as `best_trial` has it; of several objectives, the trial that is chosen of the front.
         front: with several objectives, the finished trials that none dominates, by number.
-        objectives: what is searched.
         events: what had happened when the study was opened, in its order.
         clock: seconds that the study had been worked on at its last event, or when that was last recorded.
 
     Raises:
-        UserError: the study was begun with another space or another objective, or the database is none.
+        UserError: the study was begun with another goal, or the database is none.
         LockedError: another process works on it.
     """
 
     def __init__(
         self,
-        space: Space,
+        goal: Goal,
         *,
         folder: Path | None = None,
         url: str | None = None,
         name: str = "tune",
-        objective: str = "value",
-        maximize: bool = False,
-        identity: Mapping[str, str] | None = None,
-        several: Objectives | None = None,
     ) -> None:
-        goal = Goal(objective, maximize, space, identity or {}, several)
-        self.space, self.folder, self.maximize, self.objectives = space, folder, goal.maximize, goal.objectives
+        self.goal, self.folder = goal, folder
+        self.space, self.maximize, self.objectives = goal.space, goal.maximize, goal.objectives
         self._location = describe_location(folder, url)
         with ExitStack() as stack:
             self._storage = open_storage(folder, url)
@@ -142,10 +132,10 @@ class Study:
 
         Args:
             drawn: its values.
-            resource: the step up to which it is to run; None: to its end.
+            resource: the step up to which it runs; None: to its end.
             notes: JSON values to keep with it.
             clock: seconds that the study has been worked on.
-            fork: the checkpoint that it goes on from.
+            fork: the checkpoint that it continues from.
         """
         settings = self.space.complete(drawn)
         trial = Trial(len(self.trials), settings, dict(drawn), resource=resource, notes=notes or {}, fork=fork)
@@ -190,7 +180,7 @@ class Study:
             self._storage.set_study_user_attr(self._id, SPENT_KEY, list(spent._replace(seconds=self.clock)))
 
     def keep_budget(self, budget: Budget) -> None:
-        """Records the budget, for whoever looks at the study."""
+        """Records the budget, for those who look at the study."""
         with storage_errors(self._location):
             self._storage.set_study_user_attr(self._id, BUDGET_KEY, asdict(budget))
 
@@ -226,7 +216,7 @@ class Study:
     def set_running(self, number: int, running: bool) -> None:
         """Shows a trial that has not ended as running or paused.
 
-        That is no event: it follows from the scheduler's decision, the budget or a kill.
+        That is not an event: it follows from the scheduler's decision, the budget or a kill.
         """
         self._replace(replace(self.trials[number], state=TrialState.RUNNING if running else TrialState.PAUSED))
 
@@ -266,7 +256,7 @@ class Study:
         return trial
 
     def _update_best(self, trial: Trial) -> None:
-        # Not anew over all trials with each report: that would take the square of their number.
+        # Not again over all trials with each report: that would take the square of their number.
         best = self.best
         if len(self.objectives) > 1:
             self.front = self.objectives.extend_front(self.front, trial)

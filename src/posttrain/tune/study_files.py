@@ -43,7 +43,7 @@ class StudyFiles:
         self._last, self._pause = 0.0, _EXPORT_SECONDS
 
     def __call__(self, trial: Trial) -> None:
-        # Whole files are written anew: not for each of a thousand short trials.
+        # Whole files are written again: not for each of a thousand short trials.
         is_due = time.monotonic() - self._last >= self._pause
         if trial.ended or is_due:
             self._write_best()

@@ -49,7 +49,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Fork:
-    """The checkpoint that a trial goes on from, in place of beginning anew.
+    """The checkpoint that a trial continues from, in place of beginning again.
 
     Attributes:
         parent: the trial whose checkpoint it is.
@@ -60,25 +60,6 @@ class Fork:
     parent: int
     step: int
     replaces: int
-
-
-class Memory(NamedTuple):
-    """The most memory that a trial had in use, in bytes; 0 where that is not known.
-
-    Attributes:
-        host: of the machine, by its process.
-        gpu: of a GPU, by its process.
-    """
-
-    host: int = 0
-    gpu: int = 0
-
-    def maximum(self, other: "Memory") -> "Memory":
-        """Returns the larger of both, of each kind."""
-        return Memory(max(self.host, other.host), max(self.gpu, other.gpu))
-
-
-UNKNOWN_MEMORY = Memory()
 
 
 @dataclass(frozen=True)
@@ -98,7 +79,7 @@ class Trial:
         memory_bytes, gpu_memory_bytes: the most that its process had in use, of the machine and of a GPU; 0 where that
             is not known.
         notes: what the sampler and the scheduler keep with it, JSON values by name.
-        fork: the checkpoint that it went on from; None: it began anew.
+        fork: the checkpoint that it continued from; None: it began without one.
         others: the final values of further objectives; empty without a value.
         lost: whether it failed for a reason that is not in its settings: its process was killed, or a checkpoint is
             gone.
@@ -187,7 +168,7 @@ class Span(NamedTuple):
 
     Attributes:
         trial: the trial, with the settings of these steps.
-        start: the step that it went on from; 0: it began anew.
+        start: the step that it continued from; 0: it began without one.
         end: its last step that counts.
     """
 

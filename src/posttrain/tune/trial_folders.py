@@ -21,7 +21,7 @@ log = logging.getLogger("posttrain")
 
 
 class TrialFolders:
-    """Keeps the folders of trials that may go on, and of the best one.
+    """Keeps the folders of trials that may continue, and of the best one.
 
     Args:
         study: says which those are.
@@ -52,7 +52,7 @@ class TrialFolders:
     def make_room(self, running: int, needed: Container[int]) -> None:
         """Removes folders of paused trials, the worst first, until every running trial can write another checkpoint.
 
-        Without its folder a paused trial begins anew and comes to the same values. That costs time; a full disk would
+        Without its folder a paused trial begins again and comes to the same values. That costs time; a full disk would
         end the study.
 
         Args:
@@ -91,7 +91,7 @@ class TrialFolders:
 
 
 def check_trials(folder: Path, count: int) -> None:
-    """Raises a `UserError` if there are checkpoints of trials that the study lacks: other trials would go on there."""
+    """Raises a `UserError` if there are checkpoints of trials that the study lacks: others would continue there."""
     numbers = sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal())
     if numbers and numbers[-1] >= count:
         what = f"has the folder of trial {numbers[-1]}, and the study {count} trials: its database is another one"

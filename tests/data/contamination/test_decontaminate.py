@@ -12,7 +12,7 @@ from posttrain.data.records.record import fold_case, input_texts
 from posttrain.data.steps.apply import TableCorpus, apply_step
 from posttrain.data.steps.decontaminate import Decontaminate
 from posttrain.data.steps.step import DataStep
-from posttrain.jobs.engines import ProcessEngine
+from posttrain.jobs.map import ProcessEngine
 from posttrain.testing.steps import StepContract, reasons, table_of
 
 _LETTERS = np.random.default_rng(0).choice(list("abcdefghijklmnopqrstuvwxyz"), (2000, 7))

@@ -149,7 +149,7 @@ def test_all_records_that_are_too_long_are_counted(
 @pytest.mark.slow
 def test_a_killed_process_is_reported(records: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "_BLOCK_RECORDS", 3)
-    monkeypatch.setattr(blocks, "_in_process", lambda *arguments: os._exit(9))
+    monkeypatch.setattr(blocks, "_read_block", lambda *arguments: os._exit(9))
     with pytest.raises(WorkError, match=r"a process that tokenised was killed: set train\.loader\.processes to 1"):
         tokenise(encoder(), records, 100, "completion", tmp_path, 2)
 

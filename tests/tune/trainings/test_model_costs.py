@@ -25,8 +25,8 @@ from posttrain.train.lora_config import GatesConfig, LoraConfig
 from posttrain.train.standalone import TrainJobConfig
 from posttrain.tune import Float, Infeasible, TrialContext, minimize
 from posttrain.tune.trainings.checks import check_search
-from posttrain.tune.trainings.config import LimitsConfig, TuneConfig
-from posttrain.tune.trainings.model_costs import check_limits, measure_model_latency, shape_costs, untrained_model
+from posttrain.tune.trainings.config import TuneConfig
+from posttrain.tune.trainings.measured_trial import check_limits, measure_model_latency, shape_costs, untrained_model
 from posttrain.tune.trainings.search import tune_trainings
 from posttrain.tune.trainings.training_trial import TrainingTrial
 from posttrain.tune.trial import TrialState
@@ -223,7 +223,7 @@ def test_trainings_over_a_limit_of_memory_are_infeasible(study: Callable[..., An
 def test_limits_that_are_not_measured_are_named(
     study: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tune: dict[str, Any], problem: str
 ) -> None:
-    monkeypatch.setattr("posttrain.tune.backends.registry.has_gpu", lambda: False)
+    monkeypatch.setattr("posttrain.tune.runs.has_gpu", lambda: False)
     with pytest.raises(UserError, match=f"^{problem}"):
         study({"space": {"train.learning_rate": RATES}, "budget": 2, **tune})
     assert not (tmp_path / "out").exists()
@@ -276,9 +276,9 @@ def test_a_cost_at_its_limit_is_allowed() -> None:
     ],
 )
 def test_limits_are_read(limits: dict[str, Any], values: dict[str, float]) -> None:
-    read = LimitsConfig.read(limits, "limits")
-    assert read.values == values
-    assert LimitsConfig.read(read.model_dump(mode="json"), "limits") == read
+    read = TuneConfig.read({"space": LAYERS, "held_out": 0.2, "limits": limits}, "tune")
+    assert read.limits == values
+    assert TuneConfig.read(read.model_dump(mode="json"), "tune") == read
 
 
 def test_the_space_may_say_that_every_trial_trains_an_adapter() -> None:
@@ -291,15 +291,12 @@ def test_the_space_may_say_that_every_trial_trains_an_adapter() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"limits": {"paramters": 1}}, "unknown key `limits.paramters`; did you mean `limits.parameters`?"),
-        (
-            {"limits": {"parameters": "100MB"}},
-            "`limits.parameters`: `100MB` is no amount, such as 100M; units are K, M",
-        ),
-        ({"limits": {"model_bytes": "100M"}}, "`100M` is no amount, such as 200MB"),
-        ({"limits": {"parameters": 0}}, "`limits.parameters`: Input should be greater than 0"),
-        ({"limits": {"parameters": True}}, "a number is expected, not true"),
-        ({"limits": {"latency": "fast"}}, "`limits.latency`"),
+        ({"limits": {"paramters": 1}}, "`paramters` cannot be limited; did you mean `parameters`?"),
+        ({"limits": {"parameters": "100MB"}}, "parameters: `100MB` is not an amount; give such as 100M, in K, M"),
+        ({"limits": {"model_bytes": "100M"}}, "model_bytes: `100M` is not an amount"),
+        ({"limits": {"parameters": 0}}, "parameters: `0` is not an amount"),
+        ({"limits": {"parameters": True}}, "parameters: `True` is not an amount"),
+        ({"limits": {"latency": "fast"}}, "latency: `fast` is not an amount; give seconds"),
         ({"limits": {"adapter_parameters": 5}}, "tune.limits: `adapter_parameters` are those of LoRA"),
         (
             {"limits": {"adapter_parameters": 5}, "space": {**LAYERS, "train.method": ["lora", "full"]}},

@@ -15,7 +15,7 @@ from posttrain.testing.steps import table_of
 from posttrain.train.standalone import TrainJobConfig, train_standalone
 from posttrain.tune.space import Space
 from posttrain.tune.trainings.config import TuneConfig
-from posttrain.tune.trainings.model_shapes import check_shapes
+from posttrain.tune.trainings.model_checks import check_shapes
 from posttrain.tune.trainings.search import tune_trainings
 
 TRAIN = {"epochs": 1, "batch_size": 8, "precision": "float32", "prune": {"records": 4}}

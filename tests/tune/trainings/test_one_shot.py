@@ -118,10 +118,9 @@ def test_a_study_measures_and_exports_subnetworks(tiny_model: Path, root: Path) 
     assert more.trials[:6] == result.trials
     assert all(math.isfinite(trial.value or 0.0) for trial in more.trials)
     assert (out / "supernet" / "metrics.jsonl").read_bytes() == metrics
-    # Trainings and other supernets are another study.
-    for other in (tune_config(one_shot=None), tune_config(one_shot={"random": 3})):
-        with pytest.raises(UserError, match="the rest of the config: not as the study was begun"):
-            tune_trainings(config, other, RECORDS, out, root=root)
+    # Trainings are another study.
+    with pytest.raises(UserError, match="the rest of the config: not as the study was begun"):
+        tune_trainings(config, tune_config(one_shot=False), RECORDS, out, root=root)
     # What best.yaml names can be trained alone.
     summary = train_standalone(root / "alone", read, RECORDS, tiny_model)
     assert summary["steps"] == 12
@@ -177,7 +176,7 @@ def test_a_killed_study_has_the_same_result(tiny_model: Path, root: Path, monkey
         (
             {"space": {**SPACE, "helper": [1, 2]}},
             {},
-            "`helper` is no setting of a training, and no formula has it",
+            "`helper` is not a setting of a training, and no formula has it",
         ),
         ({"space": {**SPACE, ATTENTION: 4}}, {}, f"tune.space.{ATTENTION}: one_shot searches choices of ranks alone"),
         ({"space": {"train.lora.rank": [2, 4]}}, {}, "tune.space.train.lora.rank: one_shot searches choices of ranks"),
@@ -206,9 +205,3 @@ def test_mistakes_are_named_before_any_work(
         tune_trainings(job(tiny_model, **train), tune_config(**changes), RECORDS, root / "out", root=root)
     assert problem in str(error.value)
     assert not (root / "out").exists()
-
-
-@pytest.mark.parametrize("value", [False, None])
-def test_one_shot_is_off(value: Any) -> None:
-    assert tune_config(one_shot=value).one_shot is None
-    assert tune_config(one_shot={"random": 0}).one_shot is not None

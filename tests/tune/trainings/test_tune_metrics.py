@@ -23,8 +23,9 @@ from posttrain.tune.trainings.config import TuneJobConfig
 def test_the_metric_names_scorer_and_direction(metric: str, labels: bool, scorer: str, maximized: bool) -> None:
     tune = tune_config(metric=metric)
     assert tune.suite(labels).scorer == scorer
-    assert tune.is_maximized is maximized
-    assert tune_config(metric=metric, maximize=not maximized).is_maximized is not maximized
+    assert tune.searched.directions == (maximized,)
+    other = tune_config(objectives=[{"metric": metric, "maximize": not maximized}])
+    assert (other.searched.directions, other.metrics) == ((not maximized,), (metric,))
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,6 @@ def test_the_default_metric_follows_the_objective(
     job_values = {"model": "tiny", "data": "pairs.jsonl", "train": {"objective": objective}, "tune": values}
     tune = TuneJobConfig.read(job_values | ({"task": {"labels": ["card", "cash"]}} if labels else {}), "config").tune
     assert tune.metrics == (metric,)
-    assert tune.is_maximized is (metric != "loss")
+    assert tune.searched.directions == (metric != "loss",)
     if metric != "loss":
         assert tune.suite(labels).scorer == "preference"

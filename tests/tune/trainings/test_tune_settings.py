@@ -10,8 +10,7 @@ from posttrain.loop.stages.tune import search_settings
 from posttrain.tune.api import TuneResult
 from posttrain.tune.space import Space
 from posttrain.tune.trainings.search import tune_trainings
-from posttrain.tune.trainings.settings import apply_settings, configured_values, find_point
-from posttrain.tune.trainings.warmup import warmup_share
+from posttrain.tune.trainings.settings import apply_settings, configured_values, find_point, warmup_share
 
 
 @pytest.mark.parametrize(

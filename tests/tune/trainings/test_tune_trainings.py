@@ -141,7 +141,7 @@ def test_the_silence_of_the_config_is_that_of_the_engine(
     def open_engine(name: str, trial: object, workers: int | None, seconds: float) -> None:
         raise Opened(name, workers, seconds)
 
-    monkeypatch.setattr("posttrain.tune.trainings.search.open_engine", open_engine)
+    monkeypatch.setattr("posttrain.tune.trainings.search.open_trials", open_engine)
     tune = tune_config(budget="1 trial", engine="processes", workers=3, **values)
     with pytest.raises(Opened) as opened:
         tune_trainings(job(tiny_model), tune, RECORDS, held_out_folder / "out", root=held_out_folder)
@@ -209,8 +209,7 @@ def test_a_study_of_several_objectives(tiny_model: Path, held_out_folder: Path) 
     result = tune_trainings(config, tune, RECORDS, held_out_folder / "out", root=held_out_folder)
     assert result.front
     assert tune.metrics == ("loss", "accuracy")
-    assert tune.several is not None
-    assert tune.several.directions == (False, True, False, False)
+    assert tune.searched.directions == (False, True, False, False)
     for trial in result.trials:
         assert trial.reports
         for report in trial.reports:

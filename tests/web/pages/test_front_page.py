@@ -119,7 +119,7 @@ def shown(page: str) -> str:
 
 
 def test_the_page_says_what_was_chosen_and_what_mattered(tmp_path: Path) -> None:
-    with Study(SPACE, folder=tmp_path, several=THREE) as study:
+    with Study(Goal(SPACE, THREE), folder=tmp_path) as study:
         fill(study, 40)
         best, front = study.best, study.front
     assert best is not None
@@ -144,7 +144,7 @@ def test_the_page_says_what_was_chosen_and_what_mattered(tmp_path: Path) -> None
 
 
 def test_a_study_without_a_finished_trial(tmp_path: Path) -> None:
-    with Study(SPACE, folder=tmp_path, several=TWO) as study:
+    with Study(Goal(SPACE, TWO), folder=tmp_path) as study:
         for _ in range(2):
             study.start({"rate": 1e-3, "batch": 8, EVIL: 0.5}, None, {})
         study.report(0, Report(1, 0.5, others=(0.25,)))
@@ -163,14 +163,14 @@ def test_a_page_of_many_trials_is_small(tmp_path: Path) -> None:
         reports = tuple(Report(step, values[0], others=tuple(values[1:])) for step in range(1, 6))
         trials.append(Trial(number, drawn, drawn, TrialState.FINISHED, reports, values[0], others=tuple(values[1:])))
     events = [Event("end", trial.number, float(trial.number), {}, trial) for trial in trials]
-    goal = Goal("", False, SPACE, several=THREE)
+    goal = Goal(SPACE, THREE)
     write_page(tmp_path / "page.html", partial(study_page, goal, trials, events, "many", ()))
     assert (tmp_path / "page.html").stat().st_size < PAGE_BYTES
 
 
 @pytest.mark.slow
 def test_the_page_in_a_browser(open_in_view: Callable[[Path], Any], tmp_path: Path) -> None:
-    with Study(SPACE, folder=tmp_path / "study", several=THREE) as study:
+    with Study(Goal(SPACE, THREE), folder=tmp_path / "study") as study:
         fill(study, 40)
     write_page(tmp_path / "page.html", partial(study_page, *read_study_events(tmp_path / "study"), EVIL, ()))
     loaded = open_in_view(tmp_path / "page.html")

@@ -14,6 +14,7 @@ import pytest
 from posttrain.tune.events import Event
 from posttrain.tune.goal import Goal
 from posttrain.tune.importance import measure_importance
+from posttrain.tune.objectives import Objective, Objectives
 from posttrain.tune.parameters import Choice, Derived, Float, Int
 from posttrain.tune.report.charts import StudyCharts, parameter_labels, study_charts
 from posttrain.tune.report.study import study_page
@@ -89,7 +90,7 @@ def line(chart: Any, name: str) -> list[tuple[float, float | None]]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    with Study(SPACE, folder=tmp_path / "study", objective="held-out loss") as study:
+    with Study(Goal(SPACE, Objectives((Objective("held-out loss"),))), folder=tmp_path / "study") as study:
         fill(study)
     return tmp_path / "study"
 
@@ -139,7 +140,7 @@ def loss(settings: dict[str, Any]) -> float:
 
 
 def test_slices_parallel_coordinates_and_importance(tmp_path: Path) -> None:
-    with Study(SPACE, folder=tmp_path, objective="loss") as study:
+    with Study(Goal(SPACE, Objectives((Objective("loss"),))), folder=tmp_path) as study:
         fill_many(study, 40, loss)
         trials = list(study.trials)
     view = draw(tmp_path)
@@ -177,7 +178,7 @@ def test_slices_parallel_coordinates_and_importance(tmp_path: Path) -> None:
 
 
 def test_a_maximised_metric(tmp_path: Path) -> None:
-    with Study(SPACE, folder=tmp_path, objective="accuracy", maximize=True) as study:
+    with Study(Goal(SPACE, Objectives((Objective("accuracy", maximize=True),))), folder=tmp_path) as study:
         fill_many(study, 30, lambda settings: -loss(settings))
         values = [trial.value or 0.0 for trial in study.trials]
     view = draw(tmp_path)
@@ -199,7 +200,7 @@ def test_a_maximised_metric(tmp_path: Path) -> None:
     ],
 )
 def test_studies_with_little_to_show(tmp_path: Path, count: int, state: TrialState, expected: str) -> None:
-    with Study(SPACE, folder=tmp_path, objective="loss") as study:
+    with Study(Goal(SPACE, Objectives((Objective("loss"),))), folder=tmp_path) as study:
         for number in range(count):
             study.start(LORA, None, {}, clock=1.0)
             if state is TrialState.FAILED:
@@ -215,7 +216,7 @@ def test_studies_with_little_to_show(tmp_path: Path, count: int, state: TrialSta
 
 def test_noise_is_not_called_a_finding(tmp_path: Path) -> None:
     noise = np.random.default_rng(0)
-    with Study(SPACE, folder=tmp_path) as study:
+    with Study(Goal(SPACE), folder=tmp_path) as study:
         fill_many(study, 30, lambda settings: float(noise.standard_normal()))
     assert "Which setting mattered cannot be told: over 30 trials the settings hardly predict" in shown(
         render(tmp_path)
@@ -223,7 +224,7 @@ def test_noise_is_not_called_a_finding(tmp_path: Path) -> None:
 
 
 def test_the_best_on_an_edge_is_reported(tmp_path: Path) -> None:
-    with Study(SPACE, folder=tmp_path) as study:
+    with Study(Goal(SPACE), folder=tmp_path) as study:
         study.start(LORA | {"rate": 1e-5}, None, {})
         study.end(0, TrialState.FINISHED, 1.0, value=1.0)
     assert "The best rate, 1e-05, is on the lower edge of its range; widen it in a study" in shown(render(tmp_path))
@@ -240,7 +241,7 @@ def test_a_page_of_ten_thousand_trials_is_small_and_says_what_it_draws(tmp_path:
         reports = tuple(Report(step, value + 1 / step, float(step), 10 * step) for step in range(1, 10))
         trials.append(Trial(number, settings, drawn, TrialState.FINISHED, reports, value, seconds=9.0, tokens=90))
         events.append(Event("end", number, float(number), {}, trials[-1]))
-    goal = Goal("loss", False, SPACE)
+    goal = Goal(SPACE, Objectives((Objective("loss"),)))
     built = write_page(tmp_path / "page.html", partial(study_page, goal, trials, events, "many", ()))
     page, sentence = (tmp_path / "page.html").read_text(), built.sentence
     assert len(page.encode()) < PAGE_BYTES
@@ -272,7 +273,7 @@ def test_labels_of_axes_are_values_at_their_positions() -> None:
 
 @pytest.mark.slow
 def test_the_page_in_a_browser(open_in_view: Callable[[Path], Any], tmp_path: Path) -> None:
-    with Study(SPACE, folder=tmp_path / "study", objective="loss") as study:
+    with Study(Goal(SPACE, Objectives((Objective("loss"),))), folder=tmp_path / "study") as study:
         fill(study)
         fill_many(study, 30, loss)
     write_page(tmp_path / "page.html", partial(study_page, *read_study_events(tmp_path / "study"), EVIL, ()))

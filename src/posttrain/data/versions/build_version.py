@@ -25,7 +25,7 @@ from posttrain.data.versions.recipe import Recipe, Suite, row_steps
 from posttrain.data.versions.shards import USER_IDS, Shard, commit_shard
 from posttrain.data.versions.suites import require_unseen_suites, suite_tables, wholly_shared_error
 from posttrain.data.versions.version import Version, write_version
-from posttrain.jobs.base import Engine
+from posttrain.jobs.map import Engine
 from posttrain.store.errors import UserError, shorten
 from posttrain.store.stage_runner import PARTS, run_stage, stage_key
 from posttrain.store.workspace import Workspace

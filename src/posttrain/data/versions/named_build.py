@@ -18,7 +18,7 @@ from posttrain.data.versions.build_version import STAGE, build_version
 from posttrain.data.versions.named_versions import RESERVED_NAMES
 from posttrain.data.versions.recipe import Recipe, Suite, applicable_steps, default_steps
 from posttrain.data.versions.version import Version
-from posttrain.jobs.engines import open_engine
+from posttrain.jobs.map import open_engine
 from posttrain.store.errors import UserError
 from posttrain.store.files import remove_tree
 from posttrain.store.rows import NamedVersion

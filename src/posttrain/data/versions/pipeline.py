@@ -19,7 +19,7 @@ from posttrain.data.steps.step import DataStep, GlobalStep, PreviousState, RowSt
 from posttrain.data.versions.previous_assignment import ASSIGNMENTS, PreviousAssignment, id_changes
 from posttrain.data.versions.recipe import Recipe, global_steps, row_steps
 from posttrain.data.versions.shards import PreviousShard, Shard, ShardCorpus, ShardTask, fact_table
-from posttrain.jobs.base import Engine
+from posttrain.jobs.map import Engine
 from posttrain.store.hashing import digest
 
 DROPPED: pa.Schema = pa.schema(

@@ -22,7 +22,7 @@ from posttrain.data.reading.pieces import Piece, read_piece
 from posttrain.data.records.outcome import rewrite
 from posttrain.data.records.record import CHANGED, FACT, RECORD, REJECTED, concat
 from posttrain.data.steps.step import GlobalStep, PreviousState, RowStep, ShardView, SimilarityKind
-from posttrain.jobs.base import Engine
+from posttrain.jobs.map import Engine
 from posttrain.store.hashing import digest
 from posttrain.store.workspace import Workspace
 

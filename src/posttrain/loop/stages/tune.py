@@ -215,11 +215,11 @@ class Tune(Stage):
         if current_trial is not None and current_trial.state in (TrialState.FINISHED, TrialState.FAILED):
             value_before = current_trial.latest
         else:
-            # They are no point of the space, or the scheduler stopped them: measured beside the study, to their end.
+            # They are not a point of the space, or the scheduler stopped them: measured beside the study, to their end.
             value_before = _measure(trial, before, scratch / "before")
             trained += 1
         value, settings = value_before, {**(current_trial.settings if current_trial is not None else {}), **before}
-        if best is not None and _is_better(best.latest, value_before, tune.is_maximized):
+        if best is not None and _is_better(best.latest, value_before, tune.searched.directions[0]):
             value, settings = best.latest, dict(best.settings)
         if (failed := next((entry for entry in result.trials if entry.error), None)) is not None:
             log.warning("  trial %d failed: %s", failed.number, failed.error)
@@ -235,7 +235,7 @@ class Tune(Stage):
             records=self.labels,
             held_out=self.held_out.num_rows,
             metric=tune.metric,
-            maximize=tune.is_maximized,
+            maximize=tune.searched.directions[0],
             settings=settings,
             before=before,
             configured=self._configured(context),
@@ -272,7 +272,7 @@ class Tune(Stage):
             parts=training_parts(tune),
             difficulties=None if training.difficulties is None else training.difficulties[rows],
             weights=None if training.weights is None else training.weights[rows],
-            limits=tune.limits.values,
+            limits=tune.limits,
         )
 
     def _before(self, context: RoundContext) -> dict[str, Any]:
@@ -283,7 +283,7 @@ class Tune(Stage):
         return {key: tuned_value(self.base, key) for key in tuned_keys(_section(context))}
 
     def _point(self, context: RoundContext, space: Space) -> dict[str, Any] | None:
-        """Returns the drawn values of the settings in force; None where they are no point of the space."""
+        """Returns the drawn values of the settings in force; None where they are not a point of the space."""
         base = {"train": self.training.config.model_dump(mode="json")}
         return find_point(space, base, self._before(context), self.helpers)
 
@@ -299,9 +299,8 @@ def _not_tuned(values: Mapping[str, int]) -> Message:
 
 
 def search_settings(tune: TuneConfig) -> dict[str, Any]:
-    """Returns the section without what changes no result, as another engine or a longer silence is no other search."""
-    unset = set() if tune.limits.values else {"limits"}
-    return tune.model_dump(mode="json", exclude={"one_shot", "engine", "workers", "silence", *unset})
+    """Returns the section without what changes no result: another engine or silence is not another search."""
+    return tune.model_dump(mode="json", exclude={"one_shot", "engine", "workers", "silence"})
 
 
 def _section(context: RoundContext) -> TuneConfig:

@@ -3,19 +3,19 @@
 import hashlib
 import json
 import logging
-import os
 import tempfile
-from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
-from itertools import chain, islice
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from posttrain.jobs.map import ProcessEngine
+from posttrain.jobs.process import available_cores
 from posttrain.store.artifacts import LocalArtifacts
 from posttrain.store.errors import DamagedArtifactError, UserError, WorkError
 from posttrain.store.hashing import digest, file_digest
@@ -42,11 +42,7 @@ FORMAT = 3
 
 _BLOCK_RECORDS = 512
 
-_BLOCKS_PER_PROCESS = 4  # blocks that wait for each process
-
 _PARALLEL_FROM = 8192  # records; with fewer, starting processes takes longer than they save
-
-_encoder: Encoder | None = None  # of a process that only tokenises
 
 
 def tokenise(
@@ -174,8 +170,7 @@ def tokenise_blocks(
     records = records.select([name for name in (*TOKEN_COLUMNS, *SOURCE_COLUMNS) if name in records.column_names])
     parts = [records.slice(start, _BLOCK_RECORDS) for start in range(0, records.num_rows, _BLOCK_RECORDS)]
     if processes is None:
-        processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        processes = processes if records.num_rows >= _PARALLEL_FROM else 1
+        processes = available_cores() if records.num_rows >= _PARALLEL_FROM else 1
     if processes == 1 or len(parts) < 2:
         blocks: Generator[Block | UserError, None, None] = (
             _try_block(encoder, part, max_length, shape) for part in parts
@@ -200,29 +195,13 @@ def tokenise_blocks(
 def _by_processes(
     encoder: Encoder, parts: list[pa.Table], max_length: int, shape: RecordShape, processes: int
 ) -> Generator[Block | UserError, None, None]:
-    # Unlike the standard library's, these processes do not run the main script again, which may have no guard against
-    # that and would begin a training of its own.
-    from joblib.externals.loky import ProcessPoolExecutor
-
-    environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    pool = ProcessPoolExecutor(processes, initializer=_init_process, initargs=(encoder,), env=environment)
-    remaining = iter(parts)
-
-    def submit(count: int) -> list[Any]:
-        return [pool.submit(_in_process, _to_ipc(part), max_length, shape) for part in islice(remaining, count)]
-
+    function = partial(_read_block, encoder, max_length, shape)
     try:
-        # Bounded: with all blocks submitted at once the table would be in memory twice.
-        waiting = deque(submit(_BLOCKS_PER_PROCESS * processes))
-        while waiting:
-            block = waiting.popleft().result()
-            waiting.extend(submit(1))
-            yield block
-    except BrokenProcessPool:
+        with ProcessEngine(processes) as engine:
+            yield from engine.map(function, map(_to_ipc, parts))
+    except WorkError:
         fix = "set train.loader.processes to 1, or free some memory"
         raise WorkError(f"a process that tokenised was killed: {fix}") from None
-    finally:
-        pool.shutdown(wait=True, kill_workers=True)
 
 
 def _to_ipc(records: pa.Table) -> pa.Buffer:
@@ -234,14 +213,8 @@ def _to_ipc(records: pa.Table) -> pa.Buffer:
     return sink.getvalue()
 
 
-def _init_process(encoder: Encoder) -> None:
-    global _encoder
-    _encoder = encoder
-
-
-def _in_process(sent: pa.Buffer, max_length: int, shape: RecordShape) -> Block | UserError:
-    assert _encoder is not None
-    return _try_block(_encoder, pa.ipc.open_stream(sent).read_all(), max_length, shape)
+def _read_block(encoder: Encoder, max_length: int, shape: RecordShape, sent: pa.Buffer) -> Block | UserError:
+    return _try_block(encoder, pa.ipc.open_stream(sent).read_all(), max_length, shape)
 
 
 def _try_block(encoder: Encoder, records: pa.Table, max_length: int, shape: RecordShape) -> Block | UserError:

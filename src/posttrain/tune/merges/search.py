@@ -20,8 +20,8 @@ from posttrain.store.errors import UserError
 from posttrain.store.files import remove_tree, write_atomically
 from posttrain.store.hashing import digest
 from posttrain.tune.api import optimize
-from posttrain.tune.backends.registry import open_backend
 from posttrain.tune.context import TrialContext
+from posttrain.tune.goal import Goal
 from posttrain.tune.merges.data import read_examples
 from posttrain.tune.merges.search_space import search_space, with_values
 from posttrain.tune.merges.suites import (
@@ -32,6 +32,8 @@ from posttrain.tune.merges.suites import (
     score_suite,
     score_suites,
 )
+from posttrain.tune.objectives import Objective, Objectives
+from posttrain.tune.runs import open_trials
 from posttrain.tune.trial import Trial, TrialState
 
 _PARTS = 4  # in which a suite is read
@@ -145,22 +147,21 @@ def search_recipe(
                     write_atomically(file, json.dumps(parts).encode())
                 trial.report(number, _mean_score(parts[:number], searched))
 
+        objectives = Objectives((Objective("score", maximize=True),))
+        identity = {
+            "recipe": digest(recipe.model_dump(mode="json", exclude={"search"})),
+            "suites": digest([suite.digest for suite in searched]),
+            "precision": precision,
+        }
         result = optimize(
-            lambda: open_backend("inline", measure),
-            space,
+            lambda: open_trials("inline", measure),
+            Goal(space, objectives, identity),
             budget=config.trials,
             sampler=config.sampler,
             scheduler={"name": "asha", "max_resource": _PARTS, "eta": 2},
             current=point,
             seed=recipe.seed,
             out=study,
-            objective="score",
-            maximize=True,
-            identity={
-                "recipe": digest(recipe.model_dump(mode="json", exclude={"search"})),
-                "suites": digest([suite.digest for suite in searched]),
-                "precision": precision,
-            },
         )
         best = result.best
         assert best is not None, "a study without a value ends in an error"

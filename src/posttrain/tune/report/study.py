@@ -14,7 +14,7 @@ from posttrain.tune.goal import Goal
 from posttrain.tune.importance import Importance, measure_importance
 from posttrain.tune.lint import check_edges, check_space
 from posttrain.tune.losses import FEWEST
-from posttrain.tune.objectives import Objective
+from posttrain.tune.objectives import Objective, Objectives
 from posttrain.tune.report.charts import StudyCharts, setting_text, study_charts
 from posttrain.tune.report.front import front_charts, hypervolume_chart
 from posttrain.tune.trial import Trial, TrialState, best_trial, rank, with_objective
@@ -220,7 +220,7 @@ def _split(goal: Goal, trials: Sequence[Trial], events: Sequence[Event], detail:
     for index, objective in enumerate(goal.objectives.items):
         values = [with_objective(trial, index) for trial in trials] if len(goal.objectives) > 1 else trials
         importance = measure_importance(goal.space, values, maximize=objective.maximize)
-        single = Goal(objective.name, objective.maximize, goal.space, goal.identity)
+        single = Goal(goal.space, Objectives((objective,)), goal.identity)
         charts = study_charts(single, values, events, importance, detail / len(goal.objectives.items))
         parts.append(_ObjectiveReport(single, values, importance, charts))
     return parts

@@ -101,7 +101,7 @@ def trial_points(
         x_axis: the other axis; its name is the heading.
         title: describes the chart where it cannot be seen.
         table: columns and rows of its numbers.
-        best: where the best value changes, with the new one; the line goes on to the last point.
+        best: where the best value changes, with the new one; the line continues to the last point.
         small: for a grid of charts.
 
     Returns:

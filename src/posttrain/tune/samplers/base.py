@@ -35,8 +35,8 @@ class Sampler(ABC):
     To write one, derive from this class and define `propose`. It is called once for each trial, with its number and
     with all trials before it, which have the settings, the reports so far and the value. A sampler is a function of
     these and of its seed: it may cache what it computes, but a new object must propose the same, as a study that was
-    killed goes on with one. Random numbers therefore come from `generator`, which is new for each trial; what else must
-    last belongs into the notes of a proposal. Proposals meet the constraints of the space (`Space.is_feasible`).
+    killed continues with one. Random numbers therefore come from `generator`, which is new for each trial; what else
+    must last belongs into the notes of a proposal. Proposals meet the constraints of the space (`Space.is_feasible`).
 
     `posttrain.testing.samplers.SamplerContract` tests all of that.
 

@@ -27,7 +27,7 @@ _DRAWS = 60  # at random, until one is a point that was not tried
 
 _RADII = (0.1, 0.03, 0.01, 0.003)  # of that search, as shares of the ranges
 
-_CHANGED = 0.1  # probability with which the search draws a choice anew
+_CHANGED = 0.1  # probability with which the search draws a choice again
 
 _STALLED, _LEAST_GAIN = 10, 0.01  # trials in which the best fell by less than this share of the deviation of all
 
@@ -84,7 +84,7 @@ class GaussianProcessSampler(Sampler):
     where a failure is more likely are left out: as the best improves, much would be expected of them alone.
     Conditional parameters that do not exist are in the middle of their range. Once the best has hardly improved for ten
     trials, most points are those with the greatest improvement of the best that lies elsewhere, which would otherwise
-    wait until nothing at all is to be gained near the best; and each fifth, on average, is drawn at random: a process
+    wait until nothing at all can be gained near the best; and each fifth, on average, is drawn at random: a process
     that has seen a few poor values of a choice would never try it again.
 
     Args:

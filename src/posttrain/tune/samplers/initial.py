@@ -52,23 +52,23 @@ def read_points(points: Sequence[Settings], space: Space, where: str = "initial"
         where: the key that they come from, named in errors.
 
     Raises:
-        UserError: one is no point of the space.
+        UserError: one is not a point of the space.
     """
     if isinstance(points, Mapping) or not all(isinstance(point, Mapping) for point in points):
-        raise UserError("is no list of points", where=where, fix="give such as [{x: 0.5}]")
+        raise UserError("is not a list of points", where=where, fix="give such as [{x: 0.5}]")
     read: list[dict[str, Any]] = []
     for point in points:
         drawn = find_drawn(point, space)
         if drawn is None:
             listed = ", ".join(f"{name}: {value}" for name, value in point.items())
             fix = "give every parameter that exists there a value in its range"
-            raise UserError(f"{{{listed}}} is no point of the space", where=where, fix=fix)
+            raise UserError(f"{{{listed}}} is not a point of the space", where=where, fix=fix)
         read.append(drawn)
     return list({point_key(drawn): drawn for drawn in read}.values())
 
 
 def find_drawn(point: Mapping[str, Any], space: Space) -> dict[str, Any] | None:
-    """Returns the drawn values of a point; None where it is no point of the space."""
+    """Returns the drawn values of a point; None where it is not a point of the space."""
     given = {name: point[name] for name in space.parameters if name in point}
     if any(value not in space.parameters[name] for name, value in given.items()):
         return None  # before formulas see it

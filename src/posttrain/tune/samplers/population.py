@@ -1,4 +1,4 @@
-"""Samplers for populations: they also propose settings for trials that go on from another trial's checkpoint."""
+"""Samplers for populations: they also propose settings for trials that continue from another trial's checkpoint."""
 
 import math
 from abc import abstractmethod
@@ -22,7 +22,7 @@ _MAX_DRAWS = 100  # of one child, until its settings meet the constraints
 
 
 class PopulationSampler(Sampler):
-    """A sampler for schedulers whose trials go on from checkpoints of others (`Scheduler.has_forks`).
+    """A sampler for schedulers whose trials continue from checkpoints of others (`Scheduler.has_forks`).
 
     The first members of a population are drawn at random. To write one, define `propose_child`, for which all that
     `Sampler` says of `propose` holds. With several workers it may be called while other trials of the generation run
@@ -34,7 +34,7 @@ class PopulationSampler(Sampler):
 
     @abstractmethod
     def propose_child(self, number: int, trials: Sequence[Trial], fork: Fork) -> Proposal:
-        """Returns the settings of a trial that goes on from a checkpoint.
+        """Returns the settings of a trial that continues from a checkpoint.
 
         Args:
             number: its number.

@@ -47,7 +47,7 @@ class QuasiRandomSampler(Sampler):
     def _point(self, index: int) -> np.ndarray:
         from scipy.stats import qmc
 
-        # Blocks of a power of two, which keep the balance of the sequence; larger ones as it goes on.
+        # Blocks of a power of two, which keep the balance of the sequence; larger ones later on.
         if index >= len(self._points):
             bits = max(6, index.bit_length())
             engine = qmc.Sobol(len(self.space.parameters), rng=np.random.default_rng(self.seed))

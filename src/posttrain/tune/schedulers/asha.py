@@ -51,7 +51,7 @@ class Asha(Scheduler):
         level = self._level[number]
         if step < self._steps[level]:
             return Decision.CONTINUE
-        if (number, level) not in self._arrived:  # another scheduler may have had it go on from here
+        if (number, level) not in self._arrived:  # another scheduler may have continued it from here
             self._arrived.add((number, level))
             self._rungs[level].add(number, value)
         return Decision.PAUSE if level + 1 < len(self._steps) else Decision.STOP

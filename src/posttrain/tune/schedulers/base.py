@@ -22,13 +22,13 @@ class Decision(StrEnum):
 
 @dataclass(frozen=True)
 class Start:
-    """A new trial is to start.
+    """A new trial that starts.
 
     Attributes:
-        resource: the step up to which it is to run; None: to its end.
+        resource: the step up to which it runs; None: to its end.
         notes: JSON values to keep with the trial, which `Scheduler.started` gets.
-        fork: the checkpoint of a paused trial that it goes on from, and the trial that ends for it; None: it begins
-            anew.
+        fork: the checkpoint of a paused trial that it continues from, and the trial that ends for it; None: it
+            begins again.
     """
 
     resource: int | None = None
@@ -43,11 +43,11 @@ class Start:
 
 @dataclass(frozen=True)
 class Promote:
-    """A paused trial is to run on.
+    """A paused trial that runs on.
 
     Attributes:
         number: the trial.
-        resource: the step up to which it is to run; None: to its end.
+        resource: the step up to which it runs; None: to its end.
     """
 
     number: int
@@ -82,11 +82,11 @@ class Scheduler(ABC):
     promote: a rung that waits for trials which will never start must not hold the others up. If nothing runs
     and `choose` returns None, the study is over.
 
-    A scheduler of a population may have a new trial go on from the checkpoint of a paused one (`Start.fork`), in the
+    A scheduler of a population may start a new trial from the checkpoint of a paused one (`Start.fork`), in the
     place of a trial that is paused or has failed. The parent's checkpoint is that of its last report: the parent may be
-    promoted only after all trials that go on from it have been started.
+    promoted only after all trials that continue from it have been started.
 
-    `posttrain.testing.schedulers.SchedulerContract` tests all of that, and `posttrain.tune.backends.simulated` runs
+    `posttrain.testing.schedulers.SchedulerContract` tests all of that, and `posttrain.tune.runs.replay` runs
     schedulers on recorded curves.
 
     Attributes:
@@ -126,7 +126,7 @@ class Scheduler(ABC):
         """
 
     def spare_warmup(self, share: float) -> str:
-        """Receives the share of each trial that is warm-up, in which no value is to end a trial.
+        """Receives the share of each trial that is warm-up, in which no value ends a trial.
 
         Called before anything else. A scheduler that compares values at fixed steps cannot move these, and may return a
         warning, in one line; by default it has nothing to do.

@@ -18,14 +18,14 @@ class Pbt(Scheduler):
     """Trains a population in intervals; after each, poor members take over the checkpoints and settings of good ones.
 
     Exploiting is the paper's truncation selection: a member in the worst quarter ends, and a new trial takes its place
-    that goes on from the checkpoint of a member in the best quarter, with settings that the sampler perturbs. The paper
-    draws which; here the worst takes over the best, the second worst the second best, and so on, so that a study
+    that continues from the checkpoint of a member in the best quarter, with settings that the sampler perturbs. The
+    paper draws which; here the worst takes over the best, the second worst the second best, and so on, so that a study
     follows from its events. A member that has failed is replaced as well. At the last step the population is done, and
     the next begins.
 
-    No member goes on before all have come to the end of the interval. So neither the workers nor their speed change a
+    No member continues before all have come to the end of the interval. So neither the workers nor their speed change a
     study. A study of one population takes about ``population * (1 + 0.25 * (max_resource / interval - 1))`` trials;
-    with none left in the budget, poor members go on as they are.
+    with none left in the budget, poor members continue as they are.
 
     Args:
         max_resource: the step at which a trial is finished.
@@ -42,7 +42,7 @@ class Pbt(Scheduler):
     def __init__(self, max_resource: int, population: int = 8, interval: int = 1) -> None:
         where = "scheduler"
         if population < 2:
-            raise UserError(f"{population} members are no population", where=where, fix="give at least 2")
+            raise UserError(f"{population} are too few for a population", where=where, fix="give at least 2")
         if not 1 <= interval <= max_resource:
             what = f"interval {interval} does not lie between 1 and max_resource {max_resource}"
             raise UserError(what, where=where, fix="give a shorter one, or a greater max_resource")
@@ -66,7 +66,7 @@ class Pbt(Scheduler):
             if not alive or end >= self.max_resource:
                 return self._start(self._number + 1, 0, self._interval) if can_start else None
             end, forks = min(end + self._interval, self.max_resource), self._exploits()
-        # Before any parent goes on, as its checkpoint would be a later one then.
+        # Before any parent continues, as its checkpoint would be a later one then.
         if forks and can_start:
             member, fork = next(iter(forks.items()))
             return self._start(self._number, member, end, fork)
@@ -107,7 +107,7 @@ class Pbt(Scheduler):
         return Start(end, {_POPULATION: population, _MEMBER: member}, fork)
 
     def _exploits(self) -> dict[int, Fork]:
-        """Returns what the members that are replaced go on from, once all have come to the end of the generation."""
+        """Returns what the members that are replaced continue from, once all have come to the end of the generation."""
         failed = [member for member, number in self._members.items() if self._ended.get(number, 0.0) is None]
         ranked = sorted(
             (self._arrived[number][1], number, member)

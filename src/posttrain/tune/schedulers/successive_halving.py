@@ -50,7 +50,7 @@ class Bracket:
         level = max((at for at, members in enumerate(self._members) if number in members), default=0)
         if step < self._rungs[level].step:
             return Decision.CONTINUE
-        if number not in self._values[level]:  # another scheduler may have had it go on from here
+        if number not in self._values[level]:  # another scheduler may have continued it from here
             self._values[level][number] = value
             insort(self._ranked[level], (value, number))
         return Decision.PAUSE if level + 1 < len(self._rungs) else Decision.STOP

@@ -1,21 +1,21 @@
 """The section ``tune`` of a config: what to search over trainings, and how a trained model is measured."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from posttrain.evaluate.config import SuiteConfig
 from posttrain.evaluate.scorers import SCORERS
+from posttrain.jobs.runner import SILENCE
 from posttrain.store.amounts import BYTES, COUNTS, read_amount
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.section import Section
 from posttrain.train.config import TrainConfig
 from posttrain.train.objectives.registry import OBJECTIVES
 from posttrain.train.standalone import TrainJobConfig
-from posttrain.tune.backends.registry import SILENCE
 from posttrain.tune.budget import Budget
-from posttrain.tune.objectives import COSTS, Objectives, read_objectives
+from posttrain.tune.objectives import COSTS, Objective, Objectives, read_objectives
 from posttrain.tune.spaces import READY_KEY, expand, values_of
 
 LOSS = "loss"
@@ -44,6 +44,13 @@ shape."""
 
 TRAINING_COSTS = ("memory_bytes", "gpu_memory_bytes")
 """The costs of a training that may be limited: the most memory that its process has in use."""
+
+_LIMITS: dict[str, Mapping[str, int]] = {
+    **dict.fromkeys(("parameters", "adapter_parameters"), COUNTS),
+    **dict.fromkeys(("model_bytes", *TRAINING_COSTS), BYTES),
+    "latency": {},
+}
+"""What may be limited, and the units of its amount."""
 
 _LEAST = frozenset({LOSS, "perplexity", "invalid_rate", "ece", *COSTS, *MODEL_COSTS})
 
@@ -82,53 +89,6 @@ class HeldOutConfig(SuiteConfig):
         return data
 
 
-class OneShotConfig(Section):
-    """A supernet that is trained once; trials measure its sub-networks (arXiv:1904.00420)."""
-
-    random: int = Field(2, ge=0, description="Random sub-networks a step, beside the largest and the smallest.")
-
-
-def _amount_of(units: Mapping[str, int], example: str) -> BeforeValidator:
-    """Returns the validator of a number that may have a unit, such as 100M."""
-
-    def read(value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        amount = read_amount(value, units)
-        if amount is None:
-            raise ValueError(f"`{value}` is no amount, such as {example}; units are {', '.join(units)}")
-        return amount[0] * units.get(amount[1], 1)
-
-    return BeforeValidator(read)
-
-
-_Count = Annotated[float, _amount_of(COUNTS, "100M"), Field(gt=0)]
-
-
-_Bytes = Annotated[float, _amount_of(BYTES, "200MB"), Field(gt=0)]
-
-
-class LimitsConfig(Section):
-    """The most that a model and its training may have or take; what is known before a training is asked before it."""
-
-    parameters: _Count | None = Field(default=None, description="Weights of the model, such as 100M.")
-    adapter_parameters: _Count | None = Field(default=None, description="Weights of its LoRA adapter, such as 500K.")
-    model_bytes: _Bytes | None = Field(default=None, description="Bytes of its weights as they are saved.")
-    latency: float | None = Field(
-        default=None, gt=0, description="Seconds of a forward pass over a held-out record, the median."
-    )
-    memory_bytes: _Bytes | None = Field(
-        default=None, description="The most memory of the training's process, such as 8GB; with engine processes."
-    )
-    gpu_memory_bytes: _Bytes | None = Field(default=None, description="The same of its GPU.")
-
-    @property
-    def values(self) -> dict[str, float]:
-        """The limits that are set, by their names in `MODEL_COSTS` and `TRAINING_COSTS`."""
-        names = (*MODEL_COSTS, *TRAINING_COSTS)
-        return {name: limit for name in names if (limit := getattr(self, name)) is not None}
-
-
 class TuneConfig(Section):
     """Searches the best settings of trainings."""
 
@@ -144,18 +104,18 @@ class TuneConfig(Section):
     )
     objectives: list[str | dict[str, Any]] = Field(
         default=[],
-        description="Several in place of metric: names, or {metric, maximize, limit}; also seconds, tokens, "
+        description="In place of metric, one or several: names, or {metric, maximize, limit}; also seconds, tokens, "
         "memory_bytes, gpu_memory_bytes, parameters, adapter_parameters, model_bytes and latency.",
     )
     choose: str = Field(
         default="knee",
         description="Of several objectives: which trial of the front is the best: knee, or such as loss within 1%.",
     )
-    limits: LimitsConfig = Field(
-        default=LimitsConfig(),
-        description="The most that a model may have or take, such as {parameters: 100M}.",
+    limits: dict[str, float] = Field(
+        default={},
+        description="The most that a model or its training may have or take, such as {parameters: 100M}: parameters, "
+        "adapter_parameters, model_bytes, latency, memory_bytes, gpu_memory_bytes.",
     )
-    maximize: bool | None = Field(default=None, description="Whether greater is better; null: as the metric has it.")
     budget: str | int | None = Field(default=None, description="What it may spend, such as 50 trials, 2h.")
     sampler: str | dict[str, Any] | None = Field(
         default=None,
@@ -163,11 +123,11 @@ class TuneConfig(Section):
     )
     scheduler: str | dict[str, Any] = Field(
         default="none",
-        description="Decides which trainings go on; its max_resource is the number of parts of a training.",
+        description="Decides which trainings continue; its max_resource is the number of parts of a training.",
     )
-    one_shot: OneShotConfig | None = Field(
-        default=None,
-        description="Train once an adapter whose sub-networks share its weights, and measure these; true is enough.",
+    one_shot: bool = Field(
+        default=False,
+        description="Train once an adapter whose sub-networks share its weights, and measure these (arXiv:1904.00420).",
     )
     initial: list[dict[str, Any]] = Field(
         default=[], description="Points of the space that are tried first, such as {train.learning_rate: 0.001}."
@@ -197,10 +157,12 @@ class TuneConfig(Section):
     def _names_are_enough(cls, value: Any) -> Any:
         return {READY_KEY: value} if isinstance(value, str | list) else value
 
-    @field_validator("one_shot", mode="before")
+    @field_validator("limits", mode="before")
     @classmethod
-    def _true_is_enough(cls, value: Any) -> Any:
-        return ({} if value else None) if isinstance(value, bool) else value
+    def _read_limits(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        return {name: _read_limit(name, value) for name, value in values.items()}
 
     @field_validator("held_out", mode="before")
     @classmethod
@@ -211,14 +173,9 @@ class TuneConfig(Section):
 
     @model_validator(mode="after")
     def _metric_or_objectives(self) -> Self:
-        if self.objectives and self.model_fields_set & {"metric", "maximize"}:
-            raise ValueError("metric and maximize are of one objective, and there are objectives")
+        if self.objectives and "metric" in self.model_fields_set:
+            raise ValueError("there are objectives, which take the place of metric")
         return self
-
-    @property
-    def is_maximized(self) -> bool:
-        """True if greater values are better."""
-        return self.metric not in _LEAST if self.maximize is None else self.maximize
 
     def for_training(self, train: TrainConfig, has_labels: bool) -> "TuneConfig":
         """Returns the section for a training: entries replace the names of ready spaces, and its metric the default.
@@ -250,21 +207,21 @@ class TuneConfig(Section):
         return Budget.read(self.budget, "tune.budget") if budget is None else Budget.read(budget, "--budget")
 
     @property
-    def several(self) -> Objectives | None:
-        """The objectives; None where there is one metric.
+    def searched(self) -> Objectives:
+        """The objectives of the study.
 
         Raises:
             UserError: an objective or the rule of choice cannot be used.
         """
         if not self.objectives:
-            return None
+            return Objectives((Objective(f"held-out {self.metric}", self.metric not in _LEAST),))
         costs = (*COSTS, *MODEL_COSTS)
         return read_objectives(self.objectives, self.choose, "tune.objectives", lambda name: name not in _LEAST, costs)
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """Names of the values that are measured of a trained model: the metric, or those of the objectives."""
-        return (self.metric,) if self.several is None else self.several.measured
+        return self.searched.measured if self.objectives else (self.metric,)
 
     def suite(self, has_labels: bool) -> SuiteConfig:
         """Returns the suite that has the metric, or those of all objectives.
@@ -298,6 +255,19 @@ class TuneConfig(Section):
                 raise UserError(f"there is no metric `{metric}` here", where=where, fix=suggest(metric, every))
         what = f"no scorer measures all of {', '.join(scored)}"
         raise UserError(what, where=where, fix="leave some out")
+
+
+def _read_limit(name: Any, value: Any) -> float:
+    """Reads a limit, which may have a unit, such as 100M."""
+    if name not in _LIMITS:
+        raise ValueError(f"`{name}` cannot be limited; {suggest(str(name), _LIMITS)}")
+    units = _LIMITS[name]
+    amount = read_amount(value, units) if isinstance(value, str) else (value, "")
+    limit = None if amount is None or isinstance(value, bool) else amount[0] * units.get(amount[1], 1)
+    if not isinstance(limit, int | float) or not limit > 0:
+        fix = f"such as 100M, in {', '.join(units)}" if units else "seconds"
+        raise ValueError(f"{name}: `{value}` is not an amount; give {fix}")
+    return float(limit)
 
 
 class TuneJobConfig(TrainJobConfig):

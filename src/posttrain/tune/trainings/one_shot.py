@@ -99,7 +99,6 @@ def one_shot_config(config: TrainJobConfig, tune: TuneConfig, space: Space) -> d
     Raises:
         UserError: the space has more than ranks of LoRA's modules, or the training or the scheduler do not fit.
     """
-    assert tune.one_shot is not None, "the config asks for it"
     if config.train.method != "lora":
         raise UserError("searches ranks of LoRA, and all weights are trained", where=_WHERE, fix="use method: lora")
     if config.train.prune.is_set:
@@ -122,7 +121,7 @@ def one_shot_config(config: TrainJobConfig, tune: TuneConfig, space: Space) -> d
         ranks[name.removeprefix(RANKS_PREFIX)] = sorted(values)
     largest = {f"{RANKS_PREFIX}{pattern}": values[-1] for pattern, values in ranks.items()}
     changed = apply_settings(config.model_dump(mode="json"), largest)
-    changed["train"]["lora"]["supernet"] = {"ranks": ranks, "random": tune.one_shot.random}
+    changed["train"]["lora"]["supernet"] = {"ranks": ranks}
     return TrainJobConfig.read(changed, _WHERE).model_dump(mode="json")
 
 

@@ -2,14 +2,18 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from posttrain.store.errors import UserError
-from posttrain.train.standalone import TrainJobConfig
+from posttrain.train.config import TrainConfig, training_phases
+from posttrain.tune.parameters import Choice, Float, Int
 from posttrain.tune.samplers.initial import find_drawn
 from posttrain.tune.space import Settings, Space
+
+_WARMUP = "train.schedule.warmup"
 
 SETTING_PREFIX = "train."
 """The beginning of a space's names that are keys of the config; others only help to derive values."""
@@ -50,7 +54,7 @@ def configured_values(base: Mapping[str, Any], keys: Iterable[str]) -> dict[str,
 
     Args:
         base: a config as JSON values.
-        keys: names of a space's entries; those that are no keys of a training are left out.
+        keys: names of a space's entries; those that are not keys of a training are left out.
     """
     values: dict[str, Any] = {}
     for key in keys:
@@ -66,7 +70,7 @@ def configured_values(base: Mapping[str, Any], keys: Iterable[str]) -> dict[str,
 
 
 def find_point(space: Space, base: Mapping[str, Any], values: Settings, helpers: Settings) -> dict[str, Any] | None:
-    """Returns the drawn values of settings; None where they are no point of the space.
+    """Returns the drawn values of settings; None where they are not a point of the space.
 
     Args:
         space: what is searched.
@@ -88,30 +92,40 @@ def find_point(space: Space, base: Mapping[str, Any], values: Settings, helpers:
     return point if apply_settings(base, space.complete(point)) == apply_settings(base, values) else None
 
 
-def check_settings(space: Space, base: Mapping[str, Any]) -> None:
-    """Checks points of a space as settings of a training.
+def warmup_share(space: Space, base: Mapping[str, Any], records: int) -> float:
+    """Returns the greatest share of a training that is warm-up, in the config and at points of its space.
+
+    Steps follow from the number of records; records that are left out, and mixes, may change it a little. Of a training
+    in phases the warm-up of the first one counts.
 
     Args:
         space: what is searched.
-        base: a `TrainJobConfig` as JSON values, which settings are laid over.
-
-    Raises:
-        UserError: the space has no key of the training, or settings that do not fit.
+        base: a config as JSON values, which settings are laid over.
+        records: number of records to train on.
     """
-    used = space.used_names
-    for name in space.parameters:
-        if not name.startswith(SETTING_PREFIX) and name not in used:
-            what = f"`{name}` is no setting of a training, and no formula has it"
-            raise UserError(what, where="tune.space", fix=f"write {SETTING_PREFIX}{name}")
-    if not any(name.startswith(SETTING_PREFIX) for name in space.to_json()["entries"]):
-        what = f"{', '.join(space.parameters)} change no setting of a training"
-        raise UserError(what, where="tune.space", fix=f"derive one from them, such as {SETTING_PREFIX}learning_rate")
+    # A draw hardly ever has the end of a range.
+    greatest = {_WARMUP: _greatest(space.parameters[_WARMUP])} if _WARMUP in space.parameters else {}
     generator = np.random.default_rng(0)
+    points: list[Settings] = [{}]
     for _ in range(CHECKED_POINTS):
-        point = space.complete(space.draw(generator))
-        try:
-            TrainJobConfig.read(apply_settings(base, point), "tune.space")
-        except UserError as error:
-            named = {name: value for name, value in point.items() if error.key and error.key.startswith(name)}
-            shown = "".join(f", as with {name} = {value}" for name, value in named.items())
-            raise UserError(f"{error.what}{shown}", where="tune.space", fix=error.fix) from None
+        drawn = space.complete(space.draw(generator))
+        points += [drawn, {**drawn, **{name: value for name, value in greatest.items() if name in drawn}}]
+    shares = [0.0]
+    for point in points:
+        with suppress(UserError):  # such as the longest warm-up beside the longest decay, which no trial has
+            train = TrainConfig.read(apply_settings(base, point)["train"], "tune.space")
+            shares.append(_share(train, records))
+    return max(shares)
+
+
+def _share(train: TrainConfig, records: int) -> float:
+    batches = -(-records // train.batch_size)
+    steps = [phase.steps or (phase.epochs or 1) * batches for phase in training_phases(train)]
+    return min(1.0, train.schedule.warmup_length(steps[0]) / sum(steps))
+
+
+def _greatest(parameter: Any) -> Any:
+    if isinstance(parameter, Float | Int):
+        return parameter.high
+    assert isinstance(parameter, Choice), "the kinds of parameters are these"
+    return max((value for value in parameter.values if value is not None), default=None)

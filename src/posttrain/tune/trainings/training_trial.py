@@ -20,8 +20,7 @@ from posttrain.train.standalone import TrainJobConfig, train_standalone
 from posttrain.tune.context import TrialContext, TrialInterrupted
 from posttrain.tune.objectives import Measured
 from posttrain.tune.trainings.features import EARLY_FOLDER
-from posttrain.tune.trainings.measured_trial import MeasuredTrial
-from posttrain.tune.trainings.model_costs import untrained_model
+from posttrain.tune.trainings.measured_trial import MeasuredTrial, untrained_model
 from posttrain.tune.trainings.settings import apply_settings
 from posttrain.tune.transfer.past import EARLY_STEP
 
@@ -36,8 +35,8 @@ class TrainingTrial(MeasuredTrial):
 
     A training is cut into equal parts. After each the training stops behind its checkpoint, the model is measured, and
     the value is reported; then the training resumes, in this run or in a later one. So the result is that of one
-    training that was never stopped. A trial of a population finds a copy of its parent's folder, and goes on from that
-    checkpoint with its own settings.
+    training that was never stopped. A trial of a population finds a copy of its parent's folder, and continues from
+    that checkpoint with its own settings.
 
     Args:
         parts: number of parts, which is the resource of a whole training.
@@ -89,9 +88,9 @@ class TrainingTrial(MeasuredTrial):
     def _train(self, out: Path, config: TrainJobConfig, measure: "_StopAndMeasure") -> bool:
         """Trains until the callback stops it; returns whether the training is done."""
         level = log.level
-        log.setLevel(logging.WARNING)  # what a training says is for whoever runs one
+        log.setLevel(logging.WARNING)  # what a training says is for those who run one
         try:
-            # Data never change, and settings only from a parent's to those of a trial that goes on from it.
+            # Data never change, and settings only from a parent's to those of a trial that continues from it.
             train_standalone(
                 out,
                 config,
@@ -122,7 +121,7 @@ class _StopAndMeasure(Callback):
     Attributes:
         tokens: Tokens that the steps have processed.
         value: of the model that was stopped, or several; None before.
-        interruption: why the run is to end, between two parts; None: it is not to.
+        interruption: why the run ends between two parts; None: it does not.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -81,7 +81,9 @@ class PastStudy:
             lines = (folder / TRIALS_FILE).read_text(encoding="utf-8").splitlines()
             return cls.from_json({**content, "name": name, "trials": [json.loads(line) for line in lines]})
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"is no study that can be read ({error})", where=str(folder), fix="leave it out") from None
+            raise UserError(
+                f"is not a study that can be read ({error})", where=str(folder), fix="leave it out"
+            ) from None
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
@@ -124,7 +126,9 @@ def read_kept_study(
 
 def write_task(folder: Path, goal: Goal, task: Task) -> None:
     """Writes ``task.json``, by which later studies find this one."""
-    text = json.dumps({"goal": goal.to_json(), "task": task.to_json()}, ensure_ascii=False, indent=1)
+    # What else decides the values may name a path, which must not differ between a round's artifacts.
+    content = {"goal": replace(goal, identity={}).to_json(), "task": task.to_json()}
+    text = json.dumps(content, ensure_ascii=False, indent=1)
     write_atomically(folder / TASK_FILE, text.encode())
 
 

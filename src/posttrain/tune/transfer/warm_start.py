@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from posttrain.tune.trial import Trial
 log = logging.getLogger("posttrain")
 
 WARM_START_FILE = "warm_start.json"
-"""The studies that one began with, in its folder: a resumed study goes on with the same."""
+"""The studies that one began with, in its folder: a resumed study continues with the same."""
 
 NEAR = 2.0
 """The distance up to which a study counts as near."""
@@ -104,25 +104,44 @@ def choose_warm_start(
     return WarmStart(tuple(study for study, _ in near), tuple(points.values()), tuple(sentences))
 
 
-def open_warm_start(folder: Path | None, choose: Callable[[], WarmStart], trials: int) -> WarmStart:
-    """Returns what the study in a folder started with, or chooses it and keeps it there.
+@dataclass(frozen=True)
+class Transfer:
+    """Earlier studies that a study may start from, and what is known of its own task.
 
     Args:
-        folder: of the study; None keeps nothing.
-        choose: chooses it, where the study begins.
-        trials: Trials that the study has already.
+        past: finished studies.
+        task: returns the features of the task, given the trials so far.
+        defaults: values of parameters that an earlier study may lack.
     """
-    file = None if folder is None else folder / WARM_START_FILE
-    if file is not None and file.is_file():
-        return read_warm_start(file)
-    warm_start = choose()
-    if trials:
-        log.warning("  the study has begun without earlier ones: their settings are not tried first")
-    for sentence in warm_start.sentences:
-        log.info("  %s", sentence)
-    if file is not None:
-        write_atomically(file, json.dumps(warm_start.to_json(), ensure_ascii=False).encode())
-    return warm_start
+
+    past: Sequence[PastStudy] = ()
+    task: Callable[[Sequence[Trial]], Task] = lambda trials: Task()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def open(self, goal: Goal, folder: Path | None, trials: Sequence[Trial]) -> WarmStart:
+        """Returns what the study in a folder started with; where it has not begun so, chooses it and keeps it there.
+
+        Args:
+            goal: of the study.
+            folder: of the study; None keeps nothing.
+            trials: that the study has already.
+        """
+        file = None if folder is None else folder / WARM_START_FILE
+        if file is not None and file.is_file():
+            return read_warm_start(file)
+        if not self.past:
+            return WarmStart((), (), ())
+        warm_start = choose_warm_start(self.past, goal, self.task(trials), self.defaults)
+        if trials:
+            log.warning("  the study has begun without earlier ones: their settings are not tried first")
+        for sentence in warm_start.sentences:
+            log.info("  %s", sentence)
+        if file is not None:
+            write_atomically(file, json.dumps(warm_start.to_json(), ensure_ascii=False).encode())
+        return warm_start
+
+
+NO_TRANSFER = Transfer()
 
 
 def read_warm_start(file: Path) -> WarmStart:
@@ -154,7 +173,7 @@ def carry_over(settings: Settings, space: Space, defaults: Mapping[str, Any] | N
     return drawn if space.is_feasible(space.complete(drawn)) else None
 
 
-class WarmStartPoints(InitialPoints):
+class FirstPoints(InitialPoints):
     """Proposes points, then settings whose rank a random forest predicts to be best, then what a sampler proposes.
 
     The forest learns from the trials of all sources: features of the task and settings, to the trial's rank within its
@@ -163,44 +182,43 @@ class WarmStartPoints(InitialPoints):
     Args:
         sampler: proposes settings after these.
         points: settings to try first.
-        sources: the studies.
-        task: returns this study's features, as far as they are known.
-        predicted: number of settings that the forest suggests.
-        defaults: values of parameters that a source may lack.
+        sources: the studies; without any the forest suggests nothing.
+        transfer: this study's task, and the defaults of parameters that a source may lack.
+        budget: Trials that the study may start; None: any number.
     """
 
     def __init__(
         self,
         sampler: Sampler,
         points: Sequence[Settings],
-        sources: Sequence[PastStudy],
-        task: Callable[[], Task],
-        predicted: int,
-        defaults: Mapping[str, Any],
+        sources: Sequence[PastStudy] = (),
+        transfer: Transfer = NO_TRANSFER,
+        budget: int | None = None,
     ) -> None:
         super().__init__(sampler, points)
-        self._sources, self._task, self._predicted, self._defaults = sources, task, predicted, defaults
+        self._sources, self._transfer = sources, transfer
+        self._predicted = _PREDICTED if sources and (budget is None or budget >= _LEAST_BUDGET) else 0
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
         started = len(self._points) <= number < len(self._points) + self._predicted
         if started and self._next_point(trials) is None:
-            suggested = self._suggest([trial.drawn for trial in trials], self.generator(number))
+            suggested = self._suggest(trials, self.generator(number))
             if suggested is not None:
                 return Proposal(suggested)
         return super().propose(number, trials)
 
-    def _suggest(self, tried: Sequence[Settings], generator: np.random.Generator) -> Settings | None:
+    def _suggest(self, trials: Sequence[Trial], generator: np.random.Generator) -> Settings | None:
         """Returns the settings with the least predicted rank that differ from what was tried; None without a model."""
         from sklearn.ensemble import RandomForestRegressor
 
-        task = self._task()
+        task = self._transfer.task(trials)
         names = [name for name in task.features if all(name in study.task.features for study in self._sources)]
         rows, ranks = [], []
         for study in self._sources:
             losses = study.losses()
             order = sorted(losses, key=lambda number: (losses[number], number))
             for position, number in enumerate(order):
-                drawn = carry_over(study.trials[number].settings, self.space, self._defaults)
+                drawn = carry_over(study.trials[number].settings, self.space, self._transfer.defaults)
                 if drawn is not None and len(order) > 1:
                     features = [study.task.features[name] for name in names]
                     rows.append([*features, *encode(self.space, drawn)])
@@ -213,16 +231,11 @@ class WarmStartPoints(InitialPoints):
         points = np.array([encode(self.space, drawn) for drawn in candidates])
         known = [task.features[name] for name in names]
         predicted = forest.predict(np.column_stack([np.tile(known, (len(points), 1)), points]))
-        if tried:
-            others = np.array([encode(self.space, drawn) for drawn in tried])
+        if trials:
+            others = np.array([encode(self.space, trial.drawn) for trial in trials])
             gaps = np.sqrt(((points[:, None] - others[None]) ** 2).mean(-1)).min(1)
             predicted = np.where(gaps < _APART, np.inf, predicted)
         return candidates[int(np.argmin(predicted))] if np.isfinite(predicted).any() else None
-
-
-def predicted_points(trials: int | None) -> int:
-    """Returns how many settings the forest suggests, given the budget's trials."""
-    return _PREDICTED if trials is None or trials >= _LEAST_BUDGET else 0
 
 
 def _unusable(study: PastStudy, goal: Goal) -> str:

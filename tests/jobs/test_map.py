@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from posttrain.data.versions.named_build import parse_version
-from posttrain.jobs.base import Engine
-from posttrain.jobs.engines import open_engine
+from posttrain.jobs.map import Engine, open_engine
 from posttrain.store.errors import UserError, WorkError
 
 
@@ -52,7 +51,7 @@ class TestProcesses(EngineContract):
             yield engine
 
     def test_a_killed_worker_raises(self) -> None:
-        with open_engine("processes", 1) as engine, pytest.raises(WorkError, match="worker process ended"):
+        with open_engine("processes", 1) as engine, pytest.raises(WorkError, match="a worker process was killed"):
             list(engine.map(os._exit, [9, 9]))
 
     @pytest.mark.slow
@@ -85,13 +84,13 @@ class TestRay(EngineContract):
 def test_an_unknown_engine_raises() -> None:
     with pytest.raises(UserError, match="there is no engine `spark`"):
         open_engine("spark")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="0 workers"):
+    with pytest.raises(UserError, match="--workers: must be at least 1, got 0"):
         open_engine("processes", 0)
 
 
 SCRIPT = """
 import time
-from posttrain.jobs.engines import open_engine
+from posttrain.jobs.map import open_engine
 
 with open_engine("processes", 2) as engine:
     try:

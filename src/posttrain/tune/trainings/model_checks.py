@@ -1,19 +1,25 @@
-"""Checks the shapes of the models that a study is to train, before anything is trained."""
+"""Checks of a search that read the model or the records, before anything is trained."""
 
 import itertools
+import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from posttrain.evaluate.scorers.base import read_examples
+from posttrain.evaluate.scorers.likelihood import label_indices, preference_pairs
 from posttrain.models.shape import read_config
 from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig
+from posttrain.train.lora import check_ranks
 from posttrain.train.shape import trained_config
+from posttrain.train.standalone import TrainJobConfig
 from posttrain.tune.space import Settings, Space
 from posttrain.tune.trainings.config import SHAPE_KEYS
-from posttrain.tune.trainings.settings import apply_settings
+from posttrain.tune.trainings.measured_trial import MeasuredTrial
+from posttrain.tune.trainings.settings import CHECKED_POINTS, RANKS_PREFIX, apply_settings
 
 _GRID = 64  # values of one key that are checked, the ends of its range among them
 
@@ -63,3 +69,42 @@ def _points(space: Space, keys: list[str]) -> Iterator[Settings]:
         point = space.complete(space.draw(generator) | changes)
         if space.is_feasible(point):
             yield point
+
+
+def check_rank_patterns(space: Space, base: Mapping[str, Any], source: str) -> None:
+    """Checks the patterns of ``train.lora.ranks`` of a space and its config, once for each set of patterns.
+
+    Args:
+        space: what is searched.
+        base: a `TrainJobConfig` as JSON values, which settings are laid over.
+        source: the model, as `posttrain.models.sources.locate` returns it.
+
+    Raises:
+        UserError: a pattern matches no module of the model.
+    """
+    searched = any(name.startswith(RANKS_PREFIX) for name in space.to_json()["entries"])
+    lora = base["train"]["lora"]
+    if not (searched or lora["ranks"] or lora["gates"]):
+        return
+    generator = np.random.default_rng(0)
+    trainings: dict[str, TrainConfig] = {}
+    for _ in range(CHECKED_POINTS):
+        values = apply_settings(base, space.complete(space.draw(generator)))
+        train = TrainJobConfig.read(values, "tune.space").train
+        key = json.dumps([train.method, train.lora.targets, list(train.lora.ranks)])
+        # With the greatest ranks, as 0 everywhere is not a mistake in a pattern.
+        before = trainings.get(key, train).lora.ranks
+        ranks = {pattern: max(rank, before[pattern]) for pattern, rank in train.lora.ranks.items()}
+        trainings[key] = train.model_copy(update={"lora": train.lora.model_copy(update={"ranks": ranks})})
+    for train in trainings.values():
+        check_ranks(source, train)
+
+
+def check_answers(trial: MeasuredTrial) -> None:
+    """Raises a UserError if held-out records lack what the scorer needs, as it would after the first training."""
+    examples = read_examples(trial.held_out, "tune.held_out")
+    if trial.suite.scorer == "label_likelihood":
+        label_indices(examples, trial.base["task"]["labels"] or [], "tune.held_out")
+    elif trial.suite.scorer == "preference":
+        examples.check_prompts("tune.held_out")
+        preference_pairs(examples, "tune.held_out")

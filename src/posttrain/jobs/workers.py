@@ -1,4 +1,4 @@
-"""Runs trials in processes that connect to this one, wherever they were started."""
+"""Runs tasks in processes that connect to this one, wherever they were started."""
 
 import json
 import os
@@ -8,7 +8,6 @@ import sys
 import tempfile
 import threading
 import time
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,16 +15,17 @@ from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge, wait
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from posttrain.jobs.engines import available_cores
 from posttrain.jobs.gpus import VISIBLE
+from posttrain.jobs.launcher import Launcher, Process
+from posttrain.jobs.memory import Memory
+from posttrain.jobs.process import available_cores
+from posttrain.jobs.runner import SILENCE, Runner
+from posttrain.jobs.task import Handler, Outcome, Task, TaskFunction
 from posttrain.store.errors import UserError
-from posttrain.tune.backends.base import Backend, Handler, Job, Outcome, TrialFunction
-from posttrain.tune.budget import format_seconds
-from posttrain.tune.trial import Memory
 
-KEY_VARIABLE = "POSTTRAIN_TUNE_KEY"
+KEY_VARIABLE = "POSTTRAIN_WORKER_KEY"
 """Environment variable with the key that a worker proves to know, in hexadecimal digits."""
 
 Address = str | tuple[str, int]
@@ -36,93 +36,68 @@ _POLL_SECONDS = 0.5  # between looks at runs that are silent
 _DEATH_SECONDS = 5.0  # that a process may take to end
 
 
-class WorkerProcess(Protocol):
-    """A worker's process, as whoever started it sees it."""
-
-    def exit_code(self, seconds: float) -> int | None:
-        """Waits for the end; returns the exit code, minus a signal's number, or None if it still runs."""
-
-    def output(self) -> str:
-        """Returns what it has printed, as far as that is known."""
-
-    def peak_bytes(self) -> int:
-        """Returns the most memory that it has had in use since its trial began; 0 where that is not known."""
-
-    def kill(self) -> None:
-        """Ends it at once, with its children; does nothing if it has ended."""
-
-
 @dataclass
 class _Worker:
-    """A worker and its run; the connection is None until it has connected, the times until it has a job.
+    """A worker and its run; the connection is None until it has connected, the times until it has a task.
 
     ``gpu`` is the only one that it sees; None: its environment says which. ``peak`` is the most memory of its run, as
     it was last measured.
     """
 
-    process: WorkerProcess
+    process: Process
     connection: Connection | None = None
     gpu: str | None = None
-    job: Job | None = None
+    task: Task | None = None
     began: float | None = None
     heard: float = 0.0
     peak: int = 0
 
 
-class ConnectedBackend(Backend):
-    """Runs trials in worker processes, each of which runs one trial after another; a subclass starts these.
+class WorkerRunner(Runner):
+    """Runs tasks in worker processes that a launcher starts, each of which runs one task after another.
 
-    A trial whose process is killed is reported as ``killed``, one that stays silent is killed and has failed. The
-    workers die with this process, also if it is killed.
+    A task whose process is killed is reported as ``killed``, one that stays silent is killed and has failed. The
+    workers die with this process, also if it is killed. Those on other machines connect to this one, and prove that
+    they know a key; what they send is not encrypted.
 
     Args:
-        function: runs a trial; pickled by value where it comes from a script.
+        function: runs a task; pickled by value where it comes from a script.
+        launcher: starts the workers; the folders of tasks must lie where all of them see them.
         workers: processes.
-        silence: seconds without a report after which a trial counts as hanging.
-        host: name under which workers on other machines reach this one; None: all are on this machine.
+        silence: seconds without a message after which a task counts as hanging.
 
     Raises:
         UserError: the function cannot be pickled.
     """
 
-    def __init__(self, function: TrialFunction, workers: int, silence: float = 3600.0, host: str | None = None) -> None:
+    def __init__(self, function: TaskFunction, launcher: Launcher, workers: int, silence: float = SILENCE) -> None:
         super().__init__()
         self.workers, self._silence = workers, silence
-        self._gpus: dict[str, int] = {}  # bytes of each among which workers are divided, by its name for CUDA
+        self._launcher = self.enter_context(launcher)  # first, so that it is left after the workers have ended
         self._idle: list[_Worker] = []
         self._busy: dict[int, _Worker] = {}
         self._launched: dict[int, _Worker] = {}  # by the number that a worker gives when it connects
         self._count = 0
         self._measured = 0.0  # when the memory of workers was
-        self._folder = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="posttrain-tune-")))
+        self._folder = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="posttrain-")))
         self._function = self._folder / "function"
         _write_function(function, self._function)
-        self._listener = _WorkerListener(host)
+        self._listener = _WorkerListener(launcher.host)
         self.callback(self._listener.close)
         self.callback(self._end_all)
 
-    @abstractmethod
-    def launch(self, command: list[str], environment: dict[str, str], folder: Path) -> WorkerProcess:
-        """Starts a worker.
-
-        Args:
-            command: of the worker.
-            environment: variables that it needs besides those of any process there.
-            folder: of the study's trials, which every worker sees.
-        """
-
-    def start(self, job: Job) -> None:
+    def start(self, task: Task) -> None:
         gpu = self._least_used_gpu()
         worker = next((worker for worker in reversed(self._idle) if worker.gpu == gpu), None)
         if worker is None:
-            worker = self._new_worker(job.folder.parent, gpu)
+            worker = self._new_worker(task.folder.parent, gpu)
         else:
             self._idle.remove(worker)
-        worker.job = job
-        if worker.connection is not None and not self._send_job(worker):  # it was killed while it had nothing to do
+        worker.task = task
+        if worker.connection is not None and not self._send_task(worker):  # it was killed while it had nothing to do
             self._end(worker)
-            return self.start(job)
-        self._busy[job.number] = worker
+            return self.start(task)
+        self._busy[task.number] = worker
         return None
 
     def wait(self, handler: Handler, seconds: float | None = None) -> None:
@@ -144,12 +119,16 @@ class ConnectedBackend(Backend):
     def clock(self) -> float:
         return time.monotonic()
 
+    def available_bytes(self) -> int | None:
+        # The idle worker that takes the next task uses its memory again; what others keep is used up.
+        return self._launcher.available_bytes([worker.process for worker in (*self._busy.values(), *self._idle[-1:])])
+
     def gpu_bytes(self) -> Sequence[int]:
-        return list(self._gpus.values())
+        return list(self._launcher.gpus.values())
 
     def _least_used_gpu(self) -> str | None:
         runs = Counter(worker.gpu for worker in self._busy.values())
-        return min(self._gpus, key=lambda gpu: runs[gpu], default=None)
+        return min(self._launcher.gpus, key=lambda gpu: runs[gpu], default=None)
 
     def _measure_memory(self) -> None:
         """Notes what workers take: one that the kernel kills for it cannot say so any more."""
@@ -169,7 +148,7 @@ class ConnectedBackend(Backend):
         elif time.monotonic() - worker.heard > self._silence:
             seconds = _seconds(worker)
             self.kill(number)
-            error = f"it hangs: no report for {format_seconds(self._silence)}"
+            error = f"it hangs: silent for {self._silence:g} s"
             handler.ended(number, Outcome("failed", error=error, seconds=seconds))
         else:
             return False
@@ -181,19 +160,19 @@ class ConnectedBackend(Backend):
         except (EOFError, OSError):
             message = self._death(worker)
         worker.heard = time.monotonic()
-        if message is None:  # the trial gets on
+        if message is None:  # the task makes progress
             return
         if isinstance(message, Outcome):
             self._receive_end(number, worker, message, handler)
             return
-        decision = handler.report(number, *message)
+        answer = handler.message(number, *message)
         with suppress(OSError):  # it has died, which is noticed at the next look
-            connection.send(decision)
+            connection.send(answer)
 
     def _receive_end(self, number: int, worker: _Worker, outcome: Outcome, handler: Handler) -> None:
         del self._busy[number]
         if worker.process.exit_code(0) is None and outcome.kind != "killed":
-            worker.job, worker.began = None, None
+            worker.task, worker.began = None, None
             self._idle.append(worker)
         else:
             self._end(worker)
@@ -217,7 +196,7 @@ class ConnectedBackend(Backend):
 
     def _new_worker(self, folder: Path, gpu: str | None) -> _Worker:
         number, self._count = self._count, self._count + 1
-        command = [sys.executable, "-m", "posttrain.tune.backends.worker", self._listener.address, str(number)]
+        command = [sys.executable, "-m", "posttrain.jobs.worker", self._listener.address, str(number)]
         environment = {
             # Else each would use all cores.
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, available_cores() // self.workers))),
@@ -225,11 +204,11 @@ class ConnectedBackend(Backend):
             KEY_VARIABLE: self._listener.key.hex(),
             **({} if gpu is None else {VISIBLE: gpu}),
         }
-        worker = self._launched[number] = _Worker(self.launch(command, environment, folder), gpu=gpu)
+        worker = self._launched[number] = _Worker(self._launcher.launch(command, environment, folder), gpu=gpu)
         return worker
 
     def _accept_workers(self) -> None:
-        """Gives workers that have connected the function, and the job that waits for them."""
+        """Gives workers that have connected the function, and the task that waits for them."""
         for number, connection in self._listener.take():
             worker = self._launched.pop(number, None)
             if worker is None:  # it was ended before
@@ -239,15 +218,15 @@ class ConnectedBackend(Backend):
             setup = {"path": sys.path, "folder": os.getcwd(), "function": self._function.read_bytes()}
             with suppress(OSError):  # it has died, which is noticed at the next look
                 connection.send(setup)
-            if worker.job is not None:
-                self._send_job(worker)
+            if worker.task is not None:
+                self._send_task(worker)
 
-    def _send_job(self, worker: _Worker) -> bool:
+    def _send_task(self, worker: _Worker) -> bool:
         assert worker.connection is not None
         worker.began = worker.heard = time.monotonic()
         worker.peak = 0
         try:
-            worker.connection.send(worker.job)
+            worker.connection.send(worker.task)
         except OSError:
             return False
         return True
@@ -333,7 +312,7 @@ def _seconds(worker: _Worker) -> float:
     return 0.0 if worker.began is None else time.monotonic() - worker.began
 
 
-def _write_function(function: TrialFunction, path: Path) -> None:
+def _write_function(function: TaskFunction, path: Path) -> None:
     from joblib.externals.loky.backend.reduction import dump
 
     try:

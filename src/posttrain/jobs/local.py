@@ -1,52 +1,51 @@
-"""Runs trials in worker processes of this machine, so that no trial takes others or the study with it."""
+"""Starts commands on this machine, so that no task takes others or its runner with it."""
 
 import os
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 from posttrain.jobs.gpus import free_gpu_bytes
+from posttrain.jobs.launcher import Launcher, Process
 from posttrain.jobs.memory import anonymous_bytes, free_bytes, peak_bytes
-from posttrain.jobs.process_group import ProcessGroup
+from posttrain.jobs.process import ProcessGroup
+from posttrain.jobs.runner import Runner
+from posttrain.jobs.task import TaskFunction
+from posttrain.jobs.workers import WorkerRunner
 from posttrain.store.errors import UserError
-from posttrain.tune.backends.base import TrialFunction
-from posttrain.tune.backends.connected import ConnectedBackend
 
 
-class ProcessBackend(ConnectedBackend):
-    """Runs trials in processes of this machine, each on one of its GPUs; see `ConnectedBackend`.
+class LocalLauncher(Launcher):
+    """Starts commands on this machine.
 
     Args:
-        function: runs a trial; pickled by value where it comes from a script.
-        workers: processes.
-        silence: seconds without a report after which a trial counts as hanging.
+        gpus: free bytes of each GPU to divide the commands among; empty: each sees all.
 
     Raises:
-        UserError: the function cannot be pickled.
+        UserError: this is not a POSIX system.
     """
 
-    def __init__(self, function: TrialFunction, workers: int, silence: float = 3600.0) -> None:
+    def __init__(self, gpus: Mapping[str, int] | None = None) -> None:
         if os.name != "posix":
             raise UserError("processes need a POSIX system", where="engine", fix="use inline")
-        super().__init__(function, workers, silence)
-        self._gpus = free_gpu_bytes()
+        super().__init__()
+        self.gpus = gpus or {}
 
-    def launch(self, command: list[str], environment: dict[str, str], folder: Path) -> "LocalProcess":
+    def launch(self, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> "LocalProcess":
         return LocalProcess(command, environment)
 
-    def available_bytes(self) -> int | None:
+    def available_bytes(self, processes: Sequence[Process]) -> int | None:
         free = free_bytes()
         if free is None:
             return None
-        # The idle worker that takes the next job uses its memory again; what others keep is used up.
-        processes = [worker.process for worker in (*self._busy.values(), *self._idle[-1:])]
         return free + sum(process.memory_bytes() for process in processes if isinstance(process, LocalProcess))
 
 
 class LocalProcess:
     """A process of this machine, with all that it starts, and what it prints."""
 
-    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed when the process is ended
         self._process = ProcessGroup(command, self._log, environment=environment)
 
@@ -67,3 +66,8 @@ class LocalProcess:
     def kill(self) -> None:
         self._process.kill()
         self._log.close()
+
+
+def local_runner(function: TaskFunction, workers: int, silence: float) -> Runner:
+    """Returns a runner with worker processes of this machine, each on one of its GPUs."""
+    return WorkerRunner(function, LocalLauncher(free_gpu_bytes()), workers, silence)
