@@ -151,13 +151,11 @@ def _read_selection(
     *,
     detailed: bool,
 ) -> Selection:
-    # The settings of the run, as the config may have changed since.
-    settings = workspace.metadata.producers(row.id)[-1].config["select"]
     cold = bool(scores.meta["cold"])
     estimate = current_estimate(state, champion) or {}
     selection = Selection(
         round=number,
-        strategy=row.meta.get("strategy") or settings["cold_start" if cold else "strategy"],
+        strategy=row.meta["strategy"],
         records=row.meta["records"],
         scored=0 if cold else scores.meta["sampled"],
         embedded=scores.meta["sampled"] + scores.meta["unscored"],
@@ -176,7 +174,7 @@ def _read_selection(
     values: dict[str, float] = {}
     try:
         table = parquet.read_table(workspace.artifacts.path(scores.id) / SCORES)
-        name = _score_column(selection.strategy, settings.get("options") or {}, table)
+        name = _score_column(selection.strategy, row.meta["options"], table)
         values = _column_by_id(table, name)
         selection = replace(selection, score=name, scores=_as_array(values))
         if cold:
