@@ -87,12 +87,12 @@ def test_sample_is_uniform_over_ids() -> None:
 
 
 def test_free_text_is_scored_by_the_answers_likelihood(model: LanguageModel) -> None:
-    from posttrain.models.generate import generate
+    from posttrain.models.generator import greedy_answers
     from posttrain.models.likelihood import answer_log_likelihoods
 
     scores = score_pool(context(model, ()), pool(4), 2000, seed=0)
     prompts = [[{"role": "user", "content": row["text"] or row["prompt"][0]["content"]}] for row in pool(4).to_pylist()]
-    answers = [answer.text for answer in generate(model, prompts)]
+    answers = [answer.text for answer in greedy_answers(model, prompts)]
     sums, counts = answer_log_likelihoods(model, prompts, answers)
     assert scores["predicted"].to_pylist() == answers
     np.testing.assert_allclose(scores["entropy"], -sums / counts, rtol=1e-4)

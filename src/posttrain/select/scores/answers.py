@@ -36,11 +36,11 @@ def answer_group() -> ScoreGroup:
     """Computes the greedy answer ``predicted``, its ``log_probability`` (nats), ``tokens`` and ``embedding`` [N, D]."""
 
     def score(lm: LanguageModel, records: Sequence[ScoringInput]) -> pa.Table:
-        from posttrain.models.generate import generate
+        from posttrain.models.generator import greedy_answers
         from posttrain.models.likelihood import answer_log_likelihoods, prompt_embeddings
 
         prompts = [record.prompt for record in records]
-        answers = [answer.text for answer in generate(lm, prompts)]
+        answers = [answer.text for answer in greedy_answers(lm, prompts)]
         sums, counts = answer_log_likelihoods(lm, prompts, answers)
         return pa.table(
             {
