@@ -43,22 +43,17 @@ PEER_STRATEGIES = (
 UNREDUCED = {"dimensions": None}
 """The option that leaves the embeddings as they are: no principal components."""
 OURS = {
-    "auto": CurvePlan("auto", (), "auto", UNREDUCED, UNREDUCED),
+    "auto": CurvePlan("auto", (), UNREDUCED),
     "random": CurvePlan("random", ()),
-    "margin": CurvePlan("margin", ()),
-    "entropy": CurvePlan("entropy", ()),
-    "badge": CurvePlan("badge", ()),
-    "uncertain_diverse": CurvePlan("uncertain_diverse", (), options=UNREDUCED | {"by": "margin"}),
-    "composite": CurvePlan("composite", (), options=UNREDUCED | {"by": "margin"}),
+    "margin": CurvePlan("margin", (), start="random"),
+    "entropy": CurvePlan("entropy", (), start="random"),
+    "badge": CurvePlan("badge", (), start="random"),
+    "uncertain_diverse": CurvePlan("uncertain_diverse", (), UNREDUCED | {"by": "margin"}, start="random"),
     "diverse": CurvePlan("diverse", (), options=UNREDUCED),
-    "k_center": CurvePlan("k_center", (), options=UNREDUCED),
-    "prob_cover": CurvePlan("prob_cover", (), options=UNREDUCED),
     "typiclust": CurvePlan("typiclust", (), options=UNREDUCED),
     "facility_location": CurvePlan("facility_location", (), options=UNREDUCED),
-    "margin after facility_location": CurvePlan("margin", (), "facility_location", cold_options=UNREDUCED),
-    "facility_location by margin": CurvePlan(
-        "facility_location", (), "facility_location", UNREDUCED | {"by": "margin"}, UNREDUCED
-    ),
+    "margin after facility_location": CurvePlan("margin", (), {}, "facility_location", UNREDUCED),
+    "facility_location by margin": CurvePlan("facility_location", (), UNREDUCED | {"by": "margin"}),
 }
 
 

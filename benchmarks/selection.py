@@ -7,13 +7,10 @@ probabilities of 20 labels. Every program gets the embeddings as they are, in a 
 seconds are those of the selection, ``GB`` is the peak of resident memory, with the pool. A program that needs more than
 ``--limit`` seconds, or more memory than the machine has, has no result.
 
-``worth`` measures the quality of a selection on all rows, or on 8,192 random ones if there are more than 100,000
-(k-center: always on all):
+``worth`` measures the quality of a selection on all rows, or on 8,192 random ones if there are more than 100,000:
 
-- *k-center*: the greatest distance of a row to the nearest selected one; less is better
 - *k-means*: the mean squared distance of a row to the nearest selected one; less is better
 - *facility location*: the mean cosine of a row with the most similar selected one
-- *MMR*: the share of rows that the plain loop selects too
 - *BADGE*: the mean squared distance of a gradient to the nearest selected one; less is better
 """
 
@@ -29,15 +26,12 @@ from typing import Any
 import numpy as np
 
 from posttrain.select.selectors.registry import select
-from posttrain.select.selectors.similarity import Cosine, Euclidean, OuterProducts, max_similarity
+from posttrain.select.selectors.similarity import Euclidean, OuterProducts, max_similarity
 
 PEER_SCRIPT = Path(__file__).parent / "peers" / "active_selection.py"
 METHODS = {
-    "k_center": ["k_center_small_text", "k_center_scikit_activeml"],
     "diverse": ["k_means_scikit_learn"],
-    "diverse by mini-batches": ["k_means_mini_batch"],
     "facility_location": ["facility_location_apricot"],
-    "mmr": ["mmr_loop"],
     "badge": ["badge_scikit_activeml"],
 }
 
@@ -61,10 +55,8 @@ def ours(method: str, folder: Path, n: int) -> dict[str, Any]:
     """Select with this program; return the seconds, the peak memory and the rows."""
     embeddings, probabilities = np.load(folder / "embeddings.npy"), np.load(folder / "probabilities.npy")
     scores = {"embeddings": embeddings, "probabilities": probabilities}
-    name, _, variant = method.partition(" by ")
-    options = {"mini_batch": 8_192} if variant else {}
     start = time.perf_counter()
-    selected = select(name, scores, n, dimensions=None, **options)
+    selected = select(method, scores, n, dimensions=None)
     seconds = time.perf_counter() - start
     memory = peak_megabytes()
     return {"seconds": seconds, "megabytes": memory, "rows": selected.tolist()}
@@ -89,25 +81,22 @@ def run(command: list[str], limit: int) -> dict[str, Any] | str:
     return result
 
 
-def quality(method: str, folder: Path, selected: list[int], reference: list[int]) -> float:
-    """Return the quality of a selection; ``reference`` is the plain loop's, which only MMR is compared with."""
+def quality(method: str, folder: Path, selected: list[int]) -> float:
+    """Return the quality of a selection."""
     embeddings, rows = np.load(folder / "embeddings.npy", mmap_mode="r"), np.array(selected)
     sample = np.arange(len(embeddings))
-    if len(sample) > 100_000 and method != "k_center":
+    if len(sample) > 100_000:
         sample = np.sort(np.random.default_rng(1).permutation(len(embeddings))[:8192])
     points = np.concatenate([embeddings[rows], embeddings[sample]])
     selected_points, sample_points = np.arange(len(rows)), np.arange(len(rows), len(points))
-    if method == "mmr":
-        return len(set(selected) & set(reference)) / len(reference)
-    if method == "facility_location":
-        return float(max_similarity(Cosine.from_rows(points), sample_points, selected_points).mean())
+    if method == "facility_location":  # the rows have length 1
+        return float(1 + max_similarity(Euclidean.from_rows(points), sample_points, selected_points).mean())
     if method == "badge":
         probabilities = np.load(folder / "probabilities.npy")[np.concatenate([rows, sample])]
         probabilities[np.arange(len(points)), probabilities.argmax(axis=1)] -= 1
         gradients = OuterProducts.from_rows(probabilities, points)
         return float(-2 * max_similarity(gradients, sample_points, selected_points).mean())
-    squares = -2 * max_similarity(Euclidean.from_rows(points), sample_points, selected_points)
-    return float(np.sqrt(squares.max())) if method == "k_center" else float(squares.mean())
+    return float(-2 * max_similarity(Euclidean.from_rows(points), sample_points, selected_points).mean())
 
 
 def main() -> None:
@@ -135,13 +124,12 @@ def run_method(method: str, folder: Path, arguments: argparse.Namespace) -> None
     results = {"ours": run([sys.executable, __file__, "ours", method, str(folder), n], arguments.limit)}
     for peer in METHODS[method]:
         results[peer] = run([arguments.peer_python, str(PEER_SCRIPT), peer, str(folder), n], arguments.limit)
-    ours_result, last_result = results["ours"], list(results.values())[-1]
+    ours_result = results["ours"]
     for name, result in results.items():
         if isinstance(result, str) or isinstance(ours_result, str):
             print(f"| {method} | {name} | {result} | | | |", flush=True)
             continue
-        reference = result["rows"] if isinstance(last_result, str) else last_result["rows"]
-        value = quality(method, folder, result["rows"], reference)
+        value = quality(method, folder, result["rows"])
         seconds, ratio = result["seconds"], result["seconds"] / ours_result["seconds"]
         gigabytes = result["megabytes"] / 1024
         print(f"| {method} | {name} | {seconds:.1f} | {ratio:.1f} | {gigabytes:.2f} | {value:.4f} |", flush=True)

@@ -19,51 +19,16 @@ def k_means_scikit_learn(embeddings, probabilities, n):
     return nearest(embeddings, KMeans(n, n_init=1, random_state=0).fit(embeddings))
 
 
-def k_means_mini_batch(embeddings, probabilities, n):
-    from sklearn.cluster import MiniBatchKMeans
-
-    return nearest(embeddings, MiniBatchKMeans(n, n_init=1, random_state=0).fit(embeddings))
-
-
 def nearest(embeddings, model):
     from sklearn.metrics import pairwise_distances_argmin
 
     return pairwise_distances_argmin(model.cluster_centers_, embeddings)
 
 
-def k_center_small_text(embeddings, probabilities, n):
-    from small_text.query_strategies import greedy_coreset
-
-    rows = np.arange(len(embeddings))
-    first = int(np.linalg.norm(embeddings - embeddings.mean(axis=0), axis=1).argmin())
-    rest = greedy_coreset(embeddings, np.delete(rows, first), np.array([first]), n - 1, distance_metric="euclidean")
-    return np.append(first, rest)
-
-
-def k_center_scikit_activeml(embeddings, probabilities, n):
-    from skactiveml.pool import CoreSet
-
-    return CoreSet(random_state=0).query(embeddings, np.full(len(embeddings), np.nan), batch_size=n)
-
-
 def facility_location_apricot(embeddings, probabilities, n):
     from apricot import FacilityLocationSelection
 
     return FacilityLocationSelection(n, metric="cosine", optimizer="lazy").fit(embeddings).ranking
-
-
-def mmr_loop(embeddings, probabilities, n):
-    """Compute the formula with one product a step, with the row just selected; embeddings have length 1."""
-    entropy = -(probabilities * np.log(probabilities + 1e-12)).sum(axis=1)
-    entropy = (entropy - entropy.min()) / (entropy.max() - entropy.min())
-    values, max_similarity, selected = 0.5 * entropy, np.full(len(entropy), -np.inf), []
-    for _ in range(n):
-        row = int(values.argmax())
-        selected.append(row)
-        max_similarity = np.maximum(max_similarity, embeddings @ embeddings[row])
-        values = 0.5 * entropy - 0.5 * max_similarity
-        values[selected] = -np.inf
-    return np.array(selected)
 
 
 def badge_scikit_activeml(embeddings, probabilities, n):

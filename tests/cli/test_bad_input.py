@@ -63,10 +63,6 @@ def margin_of_free_text(root: Path) -> None:
     change(root, "select", strategy="margin")
 
 
-def uncertainty_before_training(root: Path) -> None:
-    change(root, "select", cold_start="entropy")
-
-
 def answers_not_named(root: Path) -> None:
     change(root, "label", file=None)
 
@@ -205,7 +201,6 @@ MISTAKES: list[tuple[Break, str]] = [
     (labels_not_text, "`task.labels`: label 1 is read as True, not as text; put it in quotes"),
     (likelihood_of_free_text, "evaluate.suites.test.scorer: scorer label_likelihood needs a label set"),
     (margin_of_free_text, "select.strategy: strategy `margin` compares the two most probable labels"),
-    (uncertainty_before_training, "`select.cold_start`: strategy `entropy` uses the champion's"),
     (answers_not_named, "label.file: the oracle needs a file of answers; name it"),
     (empty_file, "pool.csv: the file holds no records"),
     (header_only, "test.csv: the file holds no records"),

@@ -20,10 +20,6 @@ data:
     [
         ("  steps: [broken_part:X]", "posttrain.yaml:5: `data.steps`: step broken_part:X: {error}"),
         ("select: {strategy: broken_part:X}", "posttrain.yaml:5: `select.strategy`: selector broken_part:X: {error}"),
-        (
-            "select:\n  cold_start: broken_part:X",
-            "posttrain.yaml:6: `select.cold_start`: selector broken_part:X: {error}",
-        ),
         ("select: {scores: [broken_part:X]}", "posttrain.yaml:5: `select.scores`: score broken_part:X: {error}"),
         ("select:\n  options: {by: broken_part:X}\n  strategy: top", "posttrain.yaml:6: select.options: {error}"),
         ("train: {objective: broken_part:X}", "posttrain.yaml:5: `train.objective`: objective broken_part:X: {error}"),

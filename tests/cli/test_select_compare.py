@@ -43,7 +43,7 @@ def test_strategies_are_compared_on_the_labels_of_the_loop(finished_copy: Path, 
     assert sentence_result["full_accuracy"] != result["full_accuracy"]
     config = root / "posttrain.yaml"
     settings = yaml.safe_load(config.read_text())
-    settings.setdefault("select", {})["scoring"] = {"embeddings": "minilm"}
+    settings.setdefault("select", {})["embeddings"] = "minilm"
     config.write_text(yaml.safe_dump(settings))
     assert posttrain(*compare, "--strategies", "margin").json == sentence_result
     assert "--column: there is no file" in posttrain(*compare, "--column", "prompt=text").mistake

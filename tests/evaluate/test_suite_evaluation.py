@@ -18,7 +18,7 @@ from posttrain.evaluate.scorers import SCORERS, Scorer, ScorerOutput
 from posttrain.evaluate.scorers.base import from_generations, sample_records
 from posttrain.evaluate.scorers.generation import token_f1
 from posttrain.evaluate.suite import SuiteResult, read_evaluation, run_suite, write_evaluation
-from posttrain.models.generate import Generation
+from posttrain.models.generator import Answer
 from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.likelihood import label_scores
 from posttrain.models.task import TaskConfig
@@ -50,8 +50,10 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
     """``answers(texts)`` makes every model write these answers."""
 
     def script(texts: list[tuple[str, bool]]) -> None:
-        generations = [Generation(text, finished) for text, finished in texts]
-        monkeypatch.setattr("posttrain.models.generate.generate", lambda lm, prompts: generations[: len(prompts)])
+        generations = [Answer(text, "stop" if finished else "length") for text, finished in texts]
+        monkeypatch.setattr(
+            "posttrain.models.generator.greedy_answers", lambda lm, prompts: generations[: len(prompts)]
+        )
 
     return script
 
@@ -312,7 +314,7 @@ def test_a_scorer_from_outside_has_metrics_of_its_own_and_a_table_of_classes(
     classifier: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def score(lm: LanguageModel, examples: Any, suite: SuiteConfig, where: str) -> ScorerOutput:
-        generated = [Generation(LABELS[0], True), Generation(LABELS[2], True)]
+        generated = [Answer(LABELS[0]), Answer(LABELS[2])]
         return from_generations(generated, [1.0, 0.0], [True, True], own)
 
     own = {"longest": 9.0}

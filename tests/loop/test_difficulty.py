@@ -108,8 +108,8 @@ def test_lost_scores_count_as_unscored(
             r"entropy, least_confidence, margin, confidence; in the data worth$",
         ),
         (
-            {"train": curriculum("bald")},
-            "`bald`; name it in select.scores to have it computed",
+            {"train": curriculum("perplexity")},
+            "`perplexity`; name it in select.scores to have it computed",
         ),
         (
             {"train": curriculum("margin"), "task": {"labels": None}},

@@ -20,7 +20,7 @@ from posttrain.testing.steps import table_of
 
 OpenLoop = Any
 PAIRS = {
-    "select": {"hard": {"negatives": True}},
+    "select": {"hard_negatives": True},
     "train": {"objective": "orpo", "epochs": 2, "learning_rate": 4.0e-3, "precision": "float32"},
 }
 
@@ -69,28 +69,26 @@ def test_rounds_train_on_pairs_of_their_own_records(small: Any, begun_loop: Call
 
 
 @pytest.mark.slow
-def test_a_loop_without_the_key_makes_no_pairs_and_has_the_older_keys(
-    begun_loop: Callable[..., OpenLoop],
-) -> None:
-    loop = begun_loop(select={"hard": {"percentile": 50}})
+def test_a_loop_without_the_key_makes_no_pairs(begun_loop: Callable[..., OpenLoop]) -> None:
+    loop = begun_loop()
     loop.run(1, until="negatives")
     assert "output negatives" not in loop.metadata.rounds()[1].detail
     assert not loop.metadata.runs(stage="negatives")
-    assert "hard" not in loop.metadata.runs(stage="select")[-1].config["select"]
-    assert "percentile" not in loop.metadata.runs(stage="score")[-1].config
 
 
 @pytest.mark.slow
-def test_hard_training_and_pool_records_are_focused_on(small: Any, copied_loop: OpenLoop) -> None:
+def test_hard_training_and_pool_records_are_focused_on(
+    small: Any, copied_loop: OpenLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("posttrain.loop.stages.score.HIGH_LOSS_PERCENTILE", 75.0)
     kinds = [TRAINING_KIND, "high_entropy", "boundary"]
     loop = copied_loop
-    select = {"hard_cases": kinds, "hard": {"percentile": 75}, "focus": 0.5, "strategy": "entropy"}
+    select = {"hard_cases": kinds, "focus": 0.5, "strategy": "entropy"}
     small.configure(loop.root, select=select)
     loop.run(3, until="select")
     detail = loop.metadata.rounds()[3].detail
     folder = loop.store.artifacts.path(detail["scores"])
     [score_run] = [run for run in loop.metadata.runs(stage="score") if run.output == detail["scores"]]
-    assert score_run.config["percentile"] == 75
     cases = json.loads((folder / CASES).read_text())
     train = table_at(loop, score_run.inputs["train"])
     assert len(cases) == 6 == len(np.load(folder / HARD_CASES)), "a quarter of the 24 training records"
@@ -117,12 +115,9 @@ def test_hard_training_and_pool_records_are_focused_on(small: Any, copied_loop: 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"select": {"hard": {"negatives": True}}}, "select.hard.negatives: `sft` does not train on pairs"),
-        ({**PAIRS, "task": {"labels": None}}, "select.hard.negatives: .* free text has none"),
+        ({"select": {"hard_negatives": True}}, "select.hard_negatives: `sft` does not train on pairs"),
+        ({**PAIRS, "task": {"labels": None}}, "select.hard_negatives: .* free text has none"),
         ({**PAIRS, "task": {"labels": ["card"]}}, "a label set needs at least two labels"),
-        ({"select": {"hard": {"percentile": 101}}}, "select.hard.percentile.* 100"),
-        ({"select": {"hard": {"percentile": -1}}}, "select.hard.percentile.* 0"),
-        ({"select": {"hard": {"percentil": 5}}}, "percentile"),
         ({"select": {"hard_cases": ["bondary"]}}, "boundary"),
         ({"select": {"hard_cases": ["boundary"]}, "task": {"labels": None}}, "select.hard_cases.* free text has none"),
     ],

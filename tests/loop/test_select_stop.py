@@ -31,14 +31,6 @@ def _selections(loop: Any) -> list[dict[str, Any]]:
     return [loop.store.artifacts.get(entry.detail["selection"]).meta for entry in rounds if "selection" in entry.detail]
 
 
-def test_each_round_has_its_strategy(small: Any, copied_loop: Any) -> None:
-    # Rounds after the last strategy keep it.
-    for strategies in (["random", "random", "k_center", "margin"], ["random", "margin"]):
-        small.configure(copied_loop.root, select={"strategy": strategies})
-        copied_loop.run(3, until="select")
-        assert _selections(copied_loop)[2]["strategy"] == strategies[-2 if len(strategies) == 4 else -1]
-
-
 def test_auto_covers_until_confidence_predicts_errors(begun_loop: Callable[..., Any]) -> None:
     """With a learning rate of almost zero the model's uncertainty stays noise."""
     train = {"epochs": 1, "learning_rate": 1.0e-12}
@@ -69,62 +61,49 @@ def test_auto_covers_while_no_answer_is_right_and_estimates_no_pool_agreement(
 def test_auto_does_not_cover_where_neighbours_do_not_share_labels(
     small: Any, begun_loop: Callable[..., Any], copied_loop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cold start that is named stays."""
-    loops = begun_loop(select={"strategy": "auto"}), copied_loop
-    for predicts, cold_start, strategies in (
-        (True, None, ["random", "margin"]),
-        (False, "typiclust", ["typiclust"] * 2),
-    ):
-        monkeypatch.setattr(
-            "posttrain.loop.stages.select.confidence_predicts_errors",
-            lambda confidence, right, predicts=predicts: predicts,
-        )
-        monkeypatch.setattr(
-            "posttrain.loop.stages.score.neighbour_agreement", lambda *_: NeighbourAgreement(0.01, 0.05, 500)
-        )
-        for loop, number, strategy in zip(loops, (1, 3), strategies, strict=True):
-            select = {"strategy": "auto"} if cold_start is None else {"strategy": "auto", "cold_start": cold_start}
-            small.configure(loop.root, select=select)
-            loop.run(number, until="select")
-            assert _selections(loop)[-1]["strategy"] == strategy
-            scores = loop.store.artifacts.get(loop.metadata.rounds()[number].detail["scores"]).meta
-            assert cold_start or scores["neighbours_kappa"] == 0.01
-            assert scores["unscored"] == 0
-            section = selection_section(read_selections(read_rounds(loop.store)))
-            summary = next(block.remark for block in section.blocks if isinstance(block, Fold))
-            why = "" if cold_start else ", as neighbours hardly share labels (kappa 0.01)"
-            assert summary.endswith(f"by {strategy}{why}")
-            if strategy == "random":
-                selection = loop.metadata.rounds()[number].detail["selection"]
-                batch = parquet.read_table(loop.store.artifacts.path(selection) / BATCH)
-                assert set(batch["why"].to_pylist()) == {
-                    "drawn at random, as neighbours hardly share labels (kappa 0.01)"
-                }
+    """A strategy that is named and needs no trained model stays."""
+    monkeypatch.setattr("posttrain.loop.stages.select.confidence_predicts_errors", lambda confidence, right: True)
+    monkeypatch.setattr(
+        "posttrain.loop.stages.score.neighbour_agreement", lambda *_: NeighbourAgreement(0.01, 0.05, 500)
+    )
+    loops = begun_loop(), copied_loop
+    for loop, number, strategy in zip(loops, (1, 3), ("random", "margin"), strict=True):
+        small.configure(loop.root, select={"strategy": "auto"})
+        loop.run(number, until="select")
+        assert _selections(loop)[-1]["strategy"] == strategy
+        scores = loop.store.artifacts.get(loop.metadata.rounds()[number].detail["scores"]).meta
+        assert scores["neighbours_kappa"] == 0.01
+        assert scores["unscored"] == 0
+        section = selection_section(read_selections(read_rounds(loop.store)))
+        summary = next(block.remark for block in section.blocks if isinstance(block, Fold))
+        assert summary.endswith(f"by {strategy}, as neighbours hardly share labels (kappa 0.01)")
+    selection = loops[0].metadata.rounds()[1].detail["selection"]
+    batch = parquet.read_table(loops[0].store.artifacts.path(selection) / BATCH)
+    assert set(batch["why"].to_pylist()) == {"drawn at random, as neighbours hardly share labels (kappa 0.01)"}
+    small.configure(copied_loop.root, select={"strategy": "typiclust"})
+    copied_loop.run(3, until="select")
+    assert _selections(copied_loop)[-1]["strategy"] == "typiclust"
 
 
 def test_auto_follows_confidence_that_predicts_errors(
-    small: Any, begun_loop: Callable[..., Any], copied_loop: Any, monkeypatch: pytest.MonkeyPatch
+    small: Any, copied_loop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("posttrain.loop.stages.select.confidence_predicts_errors", lambda confidence, right: True)
-    select = {"strategy": "auto", "cold_start": "k_center", "options": {"facility_location": {"power": 2.0}}}
-    loop = begun_loop(select=select)
-    loop.run(1, until="select")
-    assert _selections(loop)[0]["strategy"] == "k_center"
-    small.configure(copied_loop.root, select=select)
+    small.configure(copied_loop.root, select={"strategy": "auto", "options": {"dimensions": 16}})
     copied_loop.run(3, until="select")
-    assert _selections(copied_loop)[2]["strategy"] == "facility_location"
-    assert "strategy" in _selections(copied_loop)[2]["reasons"]
+    selection = _selections(copied_loop)[2]
+    assert selection["strategy"] == "facility_location"
+    assert selection["options"] == {"by": "least_confidence", "dimensions": 16}
+    assert "strategy" in selection["reasons"]
 
 
 @pytest.mark.parametrize(
     ("select", "message"),
     [
-        ({"strategy": []}, "name a strategy"),
-        ({"strategy": ["margin", "margn"]}, "margn"),
-        ({"strategy": ["margin", "auto"]}, "stands alone"),
+        ({"strategy": "margn"}, "margn"),
         ({"strategy": "top"}, "none is named"),
-        ({"strategy": "auto", "options": {"power": 2}}, "by strategy"),
-        ({"strategy": ["random", "composite"], "options": {"composite": {"uncertainties": 1}}}, "uncertainties"),
+        ({"strategy": "auto", "options": {"relevance": 1}}, "relevance"),
+        ({"strategy": "mmr", "options": {"relevances": 1}}, "relevances"),
         ({"stop": {"action": "halt"}}, "stop.action"),
         ({"near_duplicate": 1.5}, "near_duplicate"),
     ],

@@ -10,7 +10,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import load_file, save_file
 
 from posttrain.models import sources
-from posttrain.models.generate import generate
+from posttrain.models.generator import greedy_answers
 from posttrain.models.language_model import LanguageModel, load_language_model, save_language_model
 from posttrain.models.sources import fetch, fetch_once, locate
 from posttrain.models.task import TaskConfig
@@ -247,5 +247,5 @@ def test_a_missing_model_package_names_the_install_command(tmp_path: Path, monke
 
 
 def test_a_random_model_generates(tiny: LanguageModel) -> None:
-    answers = generate(tiny, [[{"role": "user", "content": "x"}]], max_new_tokens=3)
+    answers = greedy_answers(tiny, [[{"role": "user", "content": "x"}]], max_new_tokens=3)
     assert len(answers) == 1

@@ -9,7 +9,7 @@ from posttrain.select.batch import BATCH_SCHEMA, choose_batch
 from posttrain.select.config import SelectConfig
 from posttrain.select.hard_cases import FocusTargets, in_weak_classes, nearest_hard_case
 from posttrain.select.scores.table import score_schema
-from posttrain.select.selectors.registry import COLD_START_SELECTORS, SELECTORS
+from posttrain.select.selectors.registry import SELECTORS
 from posttrain.store.errors import UserError
 
 LABELS = [f"class {number}" for number in range(5)]
@@ -24,8 +24,6 @@ def score_table(rows: int, seed: int = 0, width: int = 6) -> pa.Table:
     return pa.table(
         {
             "id": [f"{number:020x}" for number in generator.permutation(rows)],
-            "source": ["pool.csv"] * rows,
-            "cost": generator.uniform(5, 90, rows),
             "entropy": -(p * np.log(p)).sum(axis=1),
             "least_confidence": 1 - top[:, 0],
             "margin": top[:, 0] - top[:, 1],
@@ -39,9 +37,13 @@ def score_table(rows: int, seed: int = 0, width: int = 6) -> pa.Table:
     )
 
 
+def choose(config: SelectConfig, scores: pa.Table, n: int, seed: int, *, cold: bool, **options: Any) -> pa.Table:
+    return choose_batch(config, config.batch_strategy(cold=cold), scores, n, seed, **options)
+
+
 def test_warm_batch_has_its_shares() -> None:
     scores = score_table(300)
-    batch = choose_batch(SelectConfig().for_round(1), scores, 40, 1, targets=FocusTargets(["class 2"]), cold=False)
+    batch = choose(SelectConfig(), scores, 40, 1, targets=FocusTargets(["class 2"]), cold=False)
     assert batch.schema == BATCH_SCHEMA
     assert Counter(batch["reason"].to_pylist()) == {"focus": 10, "strategy": 26, "explore": 4}
     assert len(set(batch["id"].to_pylist())) == 40
@@ -62,15 +64,13 @@ def without_predictions(scores: pa.Table) -> pa.Table:
 
 def test_cold_batch_is_chosen_by_the_cold_start_strategy() -> None:
     scores = without_predictions(score_table(100))
-    batch = choose_batch(SelectConfig().for_round(1), scores, 20, 1, targets=FocusTargets(["class 2"]), cold=True)
+    batch = choose(SelectConfig(), scores, 20, 1, targets=FocusTargets(["class 2"]), cold=True)
     assert set(batch["reason"].to_pylist()) == {"cold_start"}
     assert batch.num_rows == 20
 
 
 def test_a_champion_with_uninformative_confidence_still_explores() -> None:
-    batch = choose_batch(
-        SelectConfig().for_round(2), score_table(100), 20, 1, targets=FocusTargets(["class 2"]), cold=True
-    )
+    batch = choose(SelectConfig(), score_table(100), 20, 1, targets=FocusTargets(["class 2"]), cold=True)
     assert Counter(batch["reason"].to_pylist()) == {"cold_start": 18, "explore": 2}
     assert [row["inclusion"] for row in batch.to_pylist() if row["reason"] == "explore"] == [0.02, 0.02]
 
@@ -78,81 +78,32 @@ def test_a_champion_with_uninformative_confidence_still_explores() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_exploration_and_focus_may_fill_a_small_batch(seed: int) -> None:
     config = SelectConfig(explore=0.5, focus=0.5, strategy="entropy")
-    batch = choose_batch(config, score_table(60), 3, seed, targets=FocusTargets(LABELS), cold=False)
+    batch = choose(config, score_table(60), 3, seed, targets=FocusTargets(LABELS), cold=False)
     assert batch.num_rows == 3
 
 
-def with_sources(scores: pa.Table, names: list[str]) -> pa.Table:
-    position = scores.column_names.index("source")
-    return scores.set_column(
-        position, scores.schema.field("source"), pa.array(np.resize(names, scores.num_rows), pa.string())
-    )
-
-
-@pytest.mark.parametrize("near_duplicate", [None, 0.9])
-def test_the_budget_bounds_the_whole_batch(near_duplicate: float | None) -> None:
-    scores = score_table(200)
-    cost = dict(zip(scores["id"].to_pylist(), scores["cost"].to_pylist(), strict=True))
-    for shares in ({"explore": 0.0, "focus": 0.0}, {"explore": 0.0, "focus": 0.5}, {"explore": 0.2, "focus": 0.3}):
-        config = SelectConfig(strategy="cost_aware", options={"budget": 300.0}, near_duplicate=near_duplicate, **shares)
-        rows = choose_batch(config, scores, 30, 0, targets=FocusTargets(["class 2"]), cold=False).to_pylist()
-        explore_cost = sum(cost[row["id"]] for row in rows if row["reason"] == "explore")
-        assert sum(cost[row["id"]] for row in rows) <= max(300, explore_cost)
-        assert explore_cost > 300 or len(rows) > 6
-
-
-def test_quotas_bound_the_whole_batch(caplog: pytest.LogCaptureFixture) -> None:
-    scores = with_sources(score_table(200), ["a", "b", "c"])
-    source = dict(zip(scores["id"].to_pylist(), scores["source"].to_pylist(), strict=True))
-    options = {"quotas": {"a": 0.2, "b": 0.29, "rare": 0.5}}
-    config = SelectConfig(strategy="composite", options=options, explore=0.0, focus=0.5)
-    batch = choose_batch(config, scores, 100, 0, targets=FocusTargets(["class 2"]), cold=False)
-    counts = Counter(source[id] for id in batch["id"].to_pylist())
-    assert (counts["a"], counts["b"], counts["c"]) == (20, 29, 51)
-    assert "the quota of `rare` bounds nothing" in caplog.text
-    # A batch is full even if one source has no record of a weak class.
-    first = scores.filter(pa.array(scores["source"].to_numpy(zero_copy_only=False) != "b")).to_pylist()[0]
-    assert choose_batch(config, scores, 4, 0, targets=FocusTargets([first["predicted"]]), cold=False).num_rows == 4
-
-
-def test_a_cold_strategy_uses_all_its_options_but_those_of_uncertainty() -> None:
-    scores = without_predictions(score_table(80))
-    with_options, without_options = (
-        choose_batch(
-            SelectConfig(strategy=["diverse", "margin"], options=options).for_round(1), scores, 8, 0, cold=True
-        )
-        for options in ({"diverse": {"dimensions": 2}}, {})
-    )
-    assert not with_options.equals(without_options)
-    by_margin = SelectConfig(options={"facility_location": {"by": "margin", "ground": 50}}).for_round(1)
-    assert choose_batch(by_margin, scores, 8, 0, cold=True).num_rows == 8
-
-
-@pytest.mark.parametrize(
-    ("strategy", "cold"),
-    [*((name, False) for name in sorted(SELECTORS)), *((name, True) for name in COLD_START_SELECTORS)],
-)
+@pytest.mark.parametrize("cold", [False, True])
+@pytest.mark.parametrize("strategy", sorted(SELECTORS))
 def test_row_order_of_the_table_does_not_matter(strategy: str, cold: bool) -> None:
-    options = {"by": "confidence", "lowest": True} if strategy == "top" else {}
-    config = SelectConfig.model_validate({"cold_start" if cold else "strategy": strategy, "options": options})
+    config = SelectConfig(strategy=strategy, options={"by": "confidence"} if strategy == "top" else {})
     scores = score_table(80)
     shuffled = scores.take(pa.array(np.random.default_rng(5).permutation(80)))
     first, second = (
-        choose_batch(config, table, 16, 3, targets=FocusTargets(["class 1"]), cold=cold) for table in (scores, shuffled)
+        choose(config, table, 16, 3, targets=FocusTargets(["class 1"]), cold=cold) for table in (scores, shuffled)
     )
     assert first.equals(second)
 
 
 def test_without_focus_targets_the_strategy_fills_the_batch() -> None:
-    batch = choose_batch(SelectConfig(explore=0.0).for_round(1), score_table(50), 10, 0, cold=False)
+    batch = choose(SelectConfig(explore=0.0), score_table(50), 10, 0, cold=False)
     assert set(batch["reason"].to_pylist()) == {"strategy"}
     assert batch.num_rows == 10
 
 
 def test_small_and_empty_pools() -> None:
     for cold in (True, False):
-        assert choose_batch(SelectConfig().for_round(1), score_table(7), 150, 0, cold=cold).num_rows == 7
-        empty = choose_batch(SelectConfig().for_round(1), score_table(0), 150, 0, cold=cold)
+        assert choose(SelectConfig(), score_table(7), 150, 0, cold=cold).num_rows == 7
+        empty = choose(SelectConfig(), score_table(0), 150, 0, cold=cold)
         assert empty.num_rows == 0
         assert empty.schema == BATCH_SCHEMA
 
@@ -163,7 +114,7 @@ def test_exploration_is_an_unbiased_sample_of_the_pool() -> None:
     config = SelectConfig(explore=0.5, focus=0.0, strategy="entropy")
     counts: Counter[str] = Counter()
     for seed in range(200):
-        batch = choose_batch(config, scores, 8, seed, cold=False).to_pylist()
+        batch = choose(config, scores, 8, seed, cold=False).to_pylist()
         counts.update(row["id"] for row in batch if row["reason"] == "explore")
     # Each of the 20 is drawn binomial(200, 0.2) times: mean 40, five standard deviations 28.
     assert max(abs(counts[id] - 40) for id in scores["id"].to_pylist()) < 29
@@ -175,8 +126,8 @@ def test_hard_cases_focus_on_their_neighbours() -> None:
     near = nearest_hard_case(vectors, vectors[17:18], neighbours=5) >= 0
     assert near.sum() == 5
     assert near[17]
-    batch = choose_batch(
-        SelectConfig(explore=0.0).for_round(1),
+    batch = choose(
+        SelectConfig(explore=0.0),
         scores,
         20,
         0,
@@ -203,20 +154,6 @@ def test_focus_without_anything_to_focus_on() -> None:
     assert nearest_hard_case(np.empty((0, 2)), np.ones((1, 2))).tolist() == []
 
 
-def test_config_refuses_unusable_strategies() -> None:
-    with pytest.raises(UserError, match="did you mean `uncertain_diverse`"):
-        SelectConfig.read({"strategy": "uncertain_divers"}, "posttrain.yaml")
-    for strategy in set(SELECTORS) - set(COLD_START_SELECTORS):
-        with pytest.raises(
-            UserError, match=f"`cold_start`: strategy `{strategy}` .*; use random, diverse, .* or facility_"
-        ):
-            SelectConfig.read({"cold_start": strategy}, "posttrain.yaml")
-    with pytest.raises(UserError, match=r"^--strategy: strategy `margin` .* free text has none; use entropy"):
-        SelectConfig(strategy="margin").check(False, "--strategy")
-    SelectConfig(strategy="margin").check(True)
-    SelectConfig(strategy="entropy").check(False)
-
-
 @pytest.mark.parametrize("strategy", sorted(SELECTORS))
 def test_every_strategy_works_in_the_loop(strategy: str) -> None:
     by_confidence = {"by": "confidence"} if strategy == "top" else {}
@@ -231,8 +168,9 @@ def test_every_strategy_works_in_the_loop(strategy: str) -> None:
         ({"strategy": "mmr", "options": {"relevence": 1}}, True, "'relevence'"),
         ({"strategy": "mmr", "options": {"relevance": 2}}, True, "relevance is 2, and must be from 0 to 1"),
         ({"strategy": "mmr", "options": {"by": "margin"}}, False, "free text has none"),
-        ({"strategy": "composite", "options": {"quotas": {"web": 2}}}, True, "the share of `web` is 2"),
-        ({"strategy": "cost_aware", "options": {"budget": "much"}}, True, "`budget` is 'much', and must be a number"),
+        ({"strategy": "uncertain_diverse", "options": {"pool_factor": 0}}, True, "`pool_factor` is 0, and must be"),
+        ({"options": {"pool_factor": 3}}, True, "`facility_location`.* 'pool_factor'"),
+        ({"strategy": "margin"}, False, "strategy `margin` .* free text has none; use entropy"),
     ],
 )
 def test_options_are_checked_before_any_work(section: dict[str, Any], has_labels: bool, message: str) -> None:
@@ -246,7 +184,7 @@ def test_every_strategy_accepts_labelled_records(strategy: str) -> None:
     config = SelectConfig(strategy=strategy, options=options)
     labelled = np.random.default_rng(1).normal(size=(30, 6)).astype(np.float32)
     scores = score_table(90)
-    batch = choose_batch(config, scores, 20, 2, targets=FocusTargets(["class 1"]), labelled=labelled, cold=False)
+    batch = choose(config, scores, 20, 2, targets=FocusTargets(["class 1"]), labelled=labelled, cold=False)
     assert len(set(batch["id"].to_pylist())) == 20
     assert set(batch["id"].to_pylist()) <= set(scores["id"].to_pylist())
 
@@ -255,18 +193,20 @@ def test_records_near_labelled_ones_are_covered() -> None:
     scores = score_table(100)
     embeddings = np.array(scores.sort_by("id")["embedding"].to_pylist(), np.float32)
     near = embeddings[:95] + 1e-3
-    config = SelectConfig(strategy="k_center", options={"dimensions": None}, explore=0, focus=0)
-    batch = choose_batch(config, scores, 5, 0, labelled=near, cold=False)
+    config = SelectConfig(strategy="facility_location", options={"dimensions": None}, explore=0, focus=0)
+    batch = choose(config, scores, 5, 0, labelled=near, cold=False)
     assert set(batch["id"].to_pylist()) == set(scores.sort_by("id")["id"].to_pylist()[95:])
 
 
 def test_options_are_passed_to_the_strategy() -> None:
-    narrow = SelectConfig(strategy="top", options={"by": "cost", "lowest": True}, explore=0, focus=0)
+    by_margin = SelectConfig(strategy="top", options={"by": "margin"}, explore=0, focus=0, near_duplicate=None)
     scores = score_table(60)
-    batch = choose_batch(narrow, scores, 5, 0, cold=False)
-    cheapest = scores.sort_by("cost")["id"].to_pylist()[:5]
-    assert batch["id"].to_pylist() == cheapest
+    assert (
+        choose(by_margin, scores, 5, 0, cold=False)["id"].to_pylist() == scores.sort_by("margin")["id"].to_pylist()[:5]
+    )
     with pytest.raises(UserError, match="exceed the whole batch"):
         SelectConfig.read({"explore": 0.7, "focus": 0.5}, "posttrain.yaml")
     with pytest.raises(UserError, match="did you mean `explore`"):
         SelectConfig.read({"explor": 0.7}, "posttrain.yaml")
+    with pytest.raises(UserError, match="did you mean `uncertain_diverse`"):
+        SelectConfig.read({"strategy": "uncertain_divers"}, "posttrain.yaml")

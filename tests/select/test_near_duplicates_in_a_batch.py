@@ -1,5 +1,7 @@
 """Near duplicates within a batch, and the records that replace them."""
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -34,8 +36,6 @@ def _table(vectors: np.ndarray, entropy: np.ndarray) -> pa.Table:
     return pa.table(
         {
             "id": [f"{row:04d}" for row in range(rows)],
-            "source": ["pool.csv"] * rows,
-            "cost": np.ones(rows),
             "entropy": entropy,
             "least_confidence": entropy,
             "margin": -entropy,
@@ -56,34 +56,38 @@ def twins() -> pa.Table:
     return _table(vectors, np.repeat(np.linspace(0.9, 0.1, 40), 2))
 
 
+def _choose(config: SelectConfig, scores: pa.Table, n: int, seed: int, **options: Any) -> pa.Table:
+    return choose_batch(config, config.batch_strategy(cold=False), scores, n, seed, **options)
+
+
 def _pairs(batch: pa.Table) -> list[int]:
     return [int(id) // 2 for id in batch["id"].to_pylist()]
 
 
 def test_a_batch_holds_no_twins(twins: pa.Table) -> None:
     config = SelectConfig(strategy="entropy", explore=0.0, focus=0.0)
-    assert _pairs(choose_batch(config, twins, 20, 0, cold=False)) == list(range(20))
-    with_twins = choose_batch(config.model_copy(update={"near_duplicate": None}), twins, 20, 0, cold=False)
+    assert _pairs(_choose(config, twins, 20, 0)) == list(range(20))
+    with_twins = _choose(config.model_copy(update={"near_duplicate": None}), twins, 20, 0)
     assert _pairs(with_twins) == [pair for pair in range(10) for _ in range(2)]
 
 
 def test_twins_of_labelled_records_come_last(twins: pa.Table) -> None:
     labelled = np.array(twins["embedding"].to_pylist(), np.float32)[:20]
     config = SelectConfig(strategy="entropy", explore=0.0, focus=0.0)
-    assert _pairs(choose_batch(config, twins, 20, 0, labelled=labelled, cold=False)) == list(range(10, 30))
+    assert _pairs(_choose(config, twins, 20, 0, labelled=labelled)) == list(range(10, 30))
 
 
 def test_twins_are_chosen_once_nothing_else_is_available(twins: pa.Table) -> None:
     config = SelectConfig(strategy="entropy", explore=0.0, focus=0.0)
-    chosen = _pairs(choose_batch(config, twins, 50, 0, cold=False))
+    chosen = _pairs(_choose(config, twins, 50, 0))
     assert chosen[:40] == list(range(40))
     assert len(chosen) == 50
-    assert choose_batch(config, twins, 500, 0, cold=False).num_rows == 80
+    assert _choose(config, twins, 500, 0).num_rows == 80
 
 
 def test_the_exploration_sample_keeps_its_twins(twins: pa.Table) -> None:
     predictions = pa.array(["a"] * twins.num_rows, pa.string())
     scores = twins.set_column(twins.column_names.index("predicted"), "predicted", predictions)
-    batch = choose_batch(SelectConfig(explore=1.0, focus=0.0).for_round(2), scores, 40, 0, cold=False)
+    batch = _choose(SelectConfig(explore=1.0, focus=0.0), scores, 40, 0)
     assert len(set(_pairs(batch))) < 40, "an unbiased sample of twins holds some"
     assert batch["inclusion"].to_pylist() == [0.5] * 40

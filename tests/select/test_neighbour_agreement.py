@@ -1,6 +1,7 @@
 """Label agreement of nearest neighbours, and the strategy that ``auto`` chooses by it."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from sklearn.neighbors import NearestNeighbors
 
 from posttrain.select.config import SelectConfig
 from posttrain.select.selectors.similarity import whiten
-from posttrain.select.strategy import NeighbourAgreement, neighbour_agreement
+from posttrain.select.strategy import NeighbourAgreement, depends_on_neighbours, neighbour_agreement
 
 
 def clusters(records: int, classes: int, spread: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -75,23 +76,49 @@ def test_fewer_than_two_repeated_labels_give_no_kappa(labels: list[str]) -> None
     assert result.neighbours_share_labels
 
 
-def test_auto_covers_only_where_labels_are_shared() -> None:
+def chosen(config: SelectConfig, **conditions: bool) -> tuple[str, dict[str, Any], bool]:
+    strategy = config.batch_strategy(**conditions)
+    return strategy.name, dict(strategy.options), strategy.cold
+
+
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        ({"cold": True}, ("facility_location", {}, True)),
+        ({"cold": False}, ("facility_location", {"by": "least_confidence"}, False)),
+        ({"cold": False, "has_labels": False}, ("facility_location", {"by": "entropy"}, False)),
+        ({"cold": False, "predicts_errors": False}, ("facility_location", {}, True)),
+        ({"cold": True, "neighbours_share_labels": False}, ("random", {}, True)),
+        ({"cold": False, "neighbours_share_labels": False}, ("margin", {}, False)),
+        ({"cold": False, "neighbours_share_labels": False, "predicts_errors": False}, ("random", {}, True)),
+    ],
+)
+def test_what_auto_stands_for(conditions: dict[str, bool], expected: tuple[str, dict[str, Any], bool]) -> None:
+    assert chosen(SelectConfig(), **conditions) == expected
+
+
+def test_options_of_auto_are_those_of_coverage() -> None:
+    config = SelectConfig(options={"by": "margin", "dimensions": 64})
+    assert chosen(config, cold=False) == ("facility_location", {"by": "margin", "dimensions": 64}, False)
+    assert chosen(config, cold=True) == ("facility_location", {"dimensions": 64}, True)
+    assert chosen(config, cold=False, neighbours_share_labels=False) == ("margin", {}, False)
+
+
+def test_auto_embeds_more_only_where_labels_are_shared() -> None:
     config = SelectConfig(pool_sample=30, pool_embedded=500)
-    covering, ranking = (config.for_round(1, neighbours_share_labels=share) for share in (True, False))
-    assert (covering.cold_start, covering.strategy) == ("facility_location", "facility_location")
-    assert (ranking.cold_start, ranking.strategy, ranking.options) == ("random", "margin", {})
-    assert [config.embedding_limit(1, cold, neighbours_share_labels=False) for cold in (True, False)] == [30, 30]
-    covering = SelectConfig(pool_sample=30, pool_embedded=500, cold_start="typiclust")
-    assert [covering.embedding_limit(1, cold, neighbours_share_labels=False) for cold in (True, False)] == [500, 500]
-    assert all(config.depends_on_neighbours(1, cold) for cold in (True, False))
+    assert [config.embedding_limit(cold, neighbours_share_labels=False) for cold in (True, False)] == [30, 30]
+    assert all(depends_on_neighbours(config.strategy, cold) for cold in (True, False))
 
 
-def test_a_strategy_that_the_user_names_stays() -> None:
-    cold_start = SelectConfig(cold_start="typiclust").for_round(1, neighbours_share_labels=False)
-    assert (cold_start.cold_start, cold_start.strategy) == ("typiclust", "margin")
-    ranking = SelectConfig(strategy="entropy")
-    assert [ranking.depends_on_neighbours(1, cold) for cold in (True, False)] == [True, False]
-    by_round = SelectConfig(strategy=["k_center", "margin"])
-    assert [by_round.depends_on_neighbours(number, cold=True) for number in (1, 2)] == [False, True]
-    options = {"facility_location": {"power": 2.0}, "margin": {}}
-    assert SelectConfig(options=options).for_round(2).options == {"by": "least_confidence", "power": 2.0}
+def test_a_strategy_that_the_user_names_stays_once_it_can_work() -> None:
+    conditions = {"predicts_errors": False, "neighbours_share_labels": False}
+    assert chosen(SelectConfig(strategy="typiclust"), cold=True, **conditions) == ("typiclust", {}, True)
+    by_margin = SelectConfig(strategy="facility_location", options={"by": "margin"})
+    assert chosen(by_margin, cold=True, **conditions) == ("facility_location", {}, True)
+    assert chosen(by_margin, cold=False, **conditions) == ("facility_location", {"by": "margin"}, False)
+    ranking = SelectConfig(strategy="mmr", options={"relevance": 0.7})
+    assert chosen(ranking, cold=False, **conditions) == ("mmr", {"relevance": 0.7}, False)
+    assert chosen(ranking, cold=True) == ("facility_location", {}, True)
+    assert chosen(ranking, cold=True, **conditions) == ("random", {}, True)
+    assert [depends_on_neighbours("mmr", cold) for cold in (True, False)] == [True, False]
+    assert not depends_on_neighbours("typiclust", cold=True)

@@ -28,8 +28,6 @@ def columns(rows: int) -> dict[str, np.ndarray]:
         "entropy": generator.random(rows),
         "probabilities": generator.dirichlet(np.ones(3), rows).astype(np.float32),
         "predicted": np.array([f"answer {row}" for row in range(rows)], dtype=object),
-        "source": np.array([f"file {row}" for row in range(rows)], dtype=object),
-        "cost": generator.random(rows),
         "embeddings": points(rows),
     }
 
@@ -48,7 +46,6 @@ def test_scores_of_unscored_records_are_means_of_their_nearest_scored_neighbours
         assert result["entropy"][row] == pytest.approx(scores["entropy"][order].mean())
         assert result["probabilities"][row] == pytest.approx(scores["probabilities"][order].mean(axis=0))
         assert result["predicted"][row] == scores["predicted"][order[0]]
-        assert (result["source"][row], result["cost"][row]) == (scores["source"][row], scores["cost"][row])
 
 
 def test_the_mean_skips_neighbours_without_a_value() -> None:
@@ -76,8 +73,6 @@ def table(ids: list[str], embeddings: np.ndarray, uncertainty: np.ndarray | None
     return pa.table(
         {
             "id": ids,
-            "source": ["pool.csv"] * len(ids),
-            "cost": [1.0] * len(ids),
             "entropy": p[:, 1],
             "least_confidence": p[:, 1],
             "margin": p[:, 0] - p[:, 1],
@@ -89,6 +84,10 @@ def table(ids: list[str], embeddings: np.ndarray, uncertainty: np.ndarray | None
         },
         schema=score_schema(WIDTH, 2).with_metadata({"sampled": str(len(ids)), "pool": "400"}),
     )
+
+
+def choose(config: SelectConfig, scores: pa.Table, n: int, seed: int, **options: Any) -> pa.Table:
+    return choose_batch(config, config.batch_strategy(cold=False), scores, n, seed, **options)
 
 
 def two_clusters() -> np.ndarray:
@@ -110,7 +109,7 @@ def halves() -> tuple[pa.Table, pa.Table]:
 def test_unscored_records_are_chosen_where_their_neighbours_are_uncertain(halves: tuple[pa.Table, pa.Table]) -> None:
     scored, unscored = halves
     config = SelectConfig(strategy="facility_location", options={"by": "least_confidence"}, explore=0.25)
-    batch = choose_batch(config, scored, 40, 3, unscored=unscored, cold=False).to_pylist()
+    batch = choose(config, scored, 40, 3, unscored=unscored).to_pylist()
     scored_ids = set(scored["id"].to_pylist())
     explored = [row for row in batch if row["reason"] == "explore"]
     chosen = [row for row in batch if row["reason"] == "strategy"]
@@ -126,7 +125,7 @@ def test_unscored_records_are_chosen_where_their_neighbours_are_uncertain(halves
 def test_exploration_samples_only_scored_records(halves: tuple[pa.Table, pa.Table]) -> None:
     scored, unscored = halves
     config = SelectConfig(strategy="facility_location", explore=0.5)
-    batch = choose_batch(config, scored.slice(0, 5), 60, 3, unscored=unscored, cold=False).to_pylist()
+    batch = choose(config, scored.slice(0, 5), 60, 3, unscored=unscored).to_pylist()
     assert [row["inclusion"] for row in batch if row["reason"] == "explore"] == [5 / 400] * 5
 
 
@@ -134,25 +133,23 @@ def test_the_reason_says_where_a_prediction_comes_from_neighbours(halves: tuple[
     scored, unscored = halves
     config = SelectConfig(strategy="facility_location", explore=0, focus=1)
     scored_ids = set(scored["id"].to_pylist())
-    for row in choose_batch(
-        config, scored, 40, 3, unscored=unscored, targets=FocusTargets(["a"]), cold=False
-    ).to_pylist():
+    for row in choose(config, scored, 40, 3, unscored=unscored, targets=FocusTargets(["a"])).to_pylist():
         assert row["why"].startswith("may be `a`" if row["id"] in scored_ids else "like its neighbours may be `a`")
 
 
 def test_an_empty_unscored_table_changes_nothing(halves: tuple[pa.Table, pa.Table]) -> None:
     scored, unscored = halves
-    config = SelectConfig().for_round(2)
-    expected = choose_batch(config, scored, 12, 3, cold=False)
-    assert choose_batch(config, scored, 12, 3, unscored=unscored.slice(0, 0), cold=False).equals(expected)
+    config = SelectConfig()
+    expected = choose(config, scored, 12, 3)
+    assert choose(config, scored, 12, 3, unscored=unscored.slice(0, 0)).equals(expected)
 
 
 def test_a_round_that_does_not_cover_the_pool_embeds_only_what_it_scores() -> None:
     config = SelectConfig(pool_sample=30, pool_embedded=500)
-    assert [config.embedding_limit(1, cold) for cold in (True, False)] == [500, 500]
-    for strategy in ("entropy", "badge", "mmr", "composite", "uncertain_diverse"):
+    assert [config.embedding_limit(cold) for cold in (True, False)] == [500, 500]
+    for strategy in ("entropy", "badge", "mmr", "uncertain_diverse"):
         ranked = SelectConfig(pool_sample=30, pool_embedded=500, strategy=strategy)
-        assert [ranked.embedding_limit(1, cold) for cold in (True, False)] == [500, 30]
-    random = SelectConfig(pool_sample=30, pool_embedded=500, strategy="random", cold_start="random")
-    assert [random.embedding_limit(1, cold) for cold in (True, False)] == [30, 30]
-    assert SelectConfig(pool_sample=30, pool_embedded=0).embedding_limit(1, True) == 30
+        assert [ranked.embedding_limit(cold) for cold in (True, False)] == [500, 30]
+    random = SelectConfig(pool_sample=30, pool_embedded=500, strategy="random")
+    assert [random.embedding_limit(cold) for cold in (True, False)] == [30, 30]
+    assert SelectConfig(pool_sample=30, pool_embedded=0).embedding_limit(True) == 30

@@ -90,7 +90,7 @@ def test_labelling_stops_paying_where_the_largest_likely_gain_is_small() -> None
 
 
 def test_labelling_stops_paying_where_champions_agree() -> None:
-    config = StopConfig(agreement=0.99, rounds=3)
+    config = StopConfig()
     assert estimate_gain(config, "accuracy", 64, None, (0.2, 0.99, 0.995)).why is None
     why = estimate_gain(config, "accuracy", 64, None, (0.2, 0.99, 0.995, 0.99)).why
     assert why is not None

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from posttrain.models.generate import generate
+from posttrain.models.generator import greedy_answers
 from posttrain.models.language_model import load_language_model
 from posttrain.models.likelihood import answer_log_likelihoods
 from posttrain.models.task import TaskConfig
@@ -35,7 +35,7 @@ def test_the_output_has_the_hugging_face_layout(
     assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template
     lm = load_language_model(tmp_path / "out", TASK)
     prompts = [record["prompt"] for record in records.to_pylist()]
-    answers = [answer.text for answer in generate(lm, prompts)]
+    answers = [answer.text for answer in greedy_answers(lm, prompts)]
     assert answers == records["completion"].to_pylist(), "the model learned its records"
     log = json.loads((tmp_path / "out" / "training.json").read_text())
     assert [step["step"] for step in log] == list(range(75))

@@ -15,7 +15,7 @@ from posttrain.data.sets.pool_and_test import build_pool_and_test
 from posttrain.demo.messages import generate, write_csv, write_demo_data
 from posttrain.demo.size import ROUNDS, Machine, choose_size
 from posttrain.models.embedder_source import MINILM_PACKAGE
-from posttrain.select.scores.config import CHAMPION
+from posttrain.select.config import CHAMPION
 from posttrain.store.config import CONFIG_FILE
 from posttrain.store.errors import UserError
 from posttrain.store.files import disk_errors, make_folder, write_atomically
@@ -40,7 +40,7 @@ data:
   steps: [exact, conflicts, {{minhash: {{threshold: 0.75}}}}, {{decontaminate: {{threshold: 0.75, contained: null}}}}]
 select:
   pool_sample: {pool_sample}
-  scoring: {{embeddings: {embeddings}}}
+  embeddings: {embeddings}
 label:
   annotator: oracle
   file: answers.csv
@@ -151,7 +151,7 @@ def _read_sizes(config: bytes) -> dict[str, Any] | None:
         values = yaml.safe_load(config)
         return {
             "precision": values["precision"],
-            "embeddings": values["select"]["scoring"]["embeddings"],
+            "embeddings": values["select"]["embeddings"],
             "per_round": values["label"]["per_round"],
             "epochs": values["train"]["epochs"],
             "pool_sample": values["select"]["pool_sample"],

@@ -29,9 +29,9 @@ _SLOWEST = 4  # slowest prompts of each model that are repeated further
 
 def generate_answer(lm: LanguageModel, prompt: Turns) -> None:
     """Answers a request by generating text."""
-    from posttrain.models.generate import generate
+    from posttrain.models.generator import greedy_answers
 
-    generate(lm, [prompt])
+    greedy_answers(lm, [prompt])
 
 
 def predict_label(lm: LanguageModel, prompt: Turns) -> None:

@@ -24,7 +24,7 @@ from posttrain.store.text_files import normalise_text
 
 if TYPE_CHECKING:
     from posttrain.models.ensembles.ensemble import Ensemble
-    from posttrain.models.generate import Generation
+    from posttrain.models.generator import Answer
     from posttrain.models.language_model import LanguageModel
 
 PREDICTIONS = pa.schema(
@@ -143,7 +143,7 @@ def run_suite(
 
 
 def score_answers(
-    suite: SuiteConfig, task: TaskConfig, examples: Examples, answers: Sequence[Generation], where: str
+    suite: SuiteConfig, task: TaskConfig, examples: Examples, answers: Sequence[Answer], where: str
 ) -> ScorerOutput:
     """Scores answers that are there already by a suite's scorer, one that takes ensembles.
 

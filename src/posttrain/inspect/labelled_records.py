@@ -17,7 +17,7 @@ from posttrain.loop.history import parent_dataset
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.stage import CachedWork
 from posttrain.models.task import record_turns
-from posttrain.select.scores.config import CHAMPION
+from posttrain.select.config import CHAMPION
 from posttrain.select.scores.table import embed_records
 from posttrain.store.errors import UserError
 from posttrain.store.workspace import Workspace
@@ -132,14 +132,14 @@ def embed_labelled(workspace: Workspace, config: Config, embedder: str | None = 
     Args:
         workspace: The workspace.
         config: Its config.
-        embedder: ``champion`` or a sentence model; None for the loop's own (``select.scoring.embeddings``).
+        embedder: ``champion`` or a sentence model; None for the loop's own (``select.embeddings``).
 
     Raises:
         UserError: nothing has been labelled yet, or there is no such model.
     """
     context = RoundContext(workspace, config, 0, in_round=False)
     records = context.dataset(labelled_dataset(context)).records
-    embedder = config.select.scoring.embeddings if embedder is None else embedder
+    embedder = config.select.embeddings if embedder is None else embedder
     if embedder == CHAMPION:
         embeddings = embed_records(context.model(ModelRegistry(workspace).champion_id), records)
     else:

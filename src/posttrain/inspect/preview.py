@@ -7,7 +7,6 @@ import pyarrow.parquet as parquet
 
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
-from posttrain.loop.costs import check_costs
 from posttrain.loop.gain import estimate_batch_gain, gain_to_json
 from posttrain.loop.history import finished_rounds, parent_dataset, round_config
 from posttrain.loop.model_registry import ModelRegistry
@@ -17,10 +16,8 @@ from posttrain.loop.stages.evaluate import Evaluate
 from posttrain.loop.stages.score import Score
 from posttrain.loop.stages.select import Select, batch_size
 from posttrain.loop.suites import check_suite_files
-from posttrain.select.config import cold_start_error
-from posttrain.select.selectors.registry import SELECTORS, selector_spec
 from posttrain.select.stopping import GainEstimate
-from posttrain.select.strategy import AUTO
+from posttrain.select.strategy import needs_trained_champion
 from posttrain.store.errors import UserError
 from posttrain.store.workspace import Workspace
 
@@ -77,7 +74,6 @@ def preview_selection(
     with workspace.lock():
         context = RoundContext(workspace, config, len(rounds), in_round=False)
         collected = collect(context)
-        check_costs(context, collected.pool.id)
         evaluation = context.run(Evaluate(champion.model_id, collected.test.id))
         train = parent_dataset(workspace)
         pool, test = collected.pool.id, collected.test.id
@@ -98,15 +94,13 @@ def preview_selection(
 
 
 def _with_strategy(config: Config, strategy: str, cold: bool) -> Config:
-    """Replaces the config's strategy; with ``cold`` also the one of the cold start, unless it is `auto`."""
-    changes: dict[str, Any] = {}
-    if strategy != config.select.strategy:
+    """Replaces the config's strategy."""
+    select = config.select
+    if strategy != select.strategy:
         # Options belong to the strategy that the config names, and another one would reject them.
-        changes = {"strategy": strategy, "options": {}}
-    if cold and strategy != AUTO:
-        if strategy in SELECTORS and selector_spec(strategy).needs_scores:
-            raise UserError(cold_start_error(strategy), where="--strategy")
-        changes = {**changes, "cold_start": strategy}
-    section = config.select.read({**config.select.model_dump(), **changes}, "--strategy")
-    section.check(bool(config.task.label_set), "--strategy")
-    return config.model_copy(update={"select": section})
+        select = select.read({**select.model_dump(), "strategy": strategy, "options": {}}, "--strategy")
+        select.check(bool(config.task.label_set), "--strategy")
+    if needs_trained_champion(strategy, cold):
+        what = f"strategy `{strategy}` uses the champion's uncertainty, and none has been trained yet"
+        raise UserError(what, where="--strategy", fix="use auto, facility_location, typiclust, diverse or random")
+    return config.model_copy(update={"select": select})

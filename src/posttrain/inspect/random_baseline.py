@@ -128,7 +128,7 @@ def _final_evaluation(workspace: Workspace, rounds: int) -> str | None:
 
 def _random_config(config: Config) -> Config:
     # Everything that chooses is off, near duplicates too: a record that is left out is a choice as well.
-    select = {"strategy": RANDOM, "cold_start": RANDOM, "options": {}, "explore": 0.0, "focus": 0.0}
+    select = {"strategy": RANDOM, "options": {}, "explore": 0.0, "focus": 0.0}
     select |= {"near_duplicate": None, "stop": StopConfig()}
     select["scores"] = config.select.wanted_scores() if follows_scores(config) else []
     return config.model_copy(

@@ -203,7 +203,7 @@ def load_config(root: Path) -> Config:
         has_labels = bool(task.label_set)
         check_suites(config.evaluate, has_labels)
         config.select.check(has_labels)
-        config.select.check_models(root)
+        config.select.check_models()
         metrics = metric_names(config.evaluate, has_labels)
         config.gate.check(metrics)
         check_adjustments(config, metrics)
@@ -272,9 +272,9 @@ def _check_pseudo(config: Config) -> None:
 
 def _check_negatives(config: Config) -> None:
     """Raises a UserError for hard negatives where the task has none, or the objective cannot train on pairs."""
-    if not config.select.hard.negatives:
+    if not config.select.hard_negatives:
         return
-    where = "select.hard.negatives"
+    where = "select.hard_negatives"
     if not config.task.label_set:
         what = "hard negatives are records of another label, and free text has none"
         raise UserError(what, where=where, fix="set `task.labels`, or false here")

@@ -144,8 +144,6 @@ def _read_selection(
     champion: str | None, record: RoundRecord, row: ArtifactRow, scores: ArtifactRow, *, detailed: bool
 ) -> Selection:
     workspace, state = record.workspace, record.state
-    # The settings of the run, as the config may have changed since.
-    settings = workspace.metadata.producers(row.id)[-1].config["select"]
     cold = bool(scores.meta["cold"])
     estimate = current_estimate(state, champion) or {}
     selection = Selection(
@@ -169,7 +167,7 @@ def _read_selection(
     values: dict[str, float] = {}
     try:
         table = parquet.read_table(workspace.artifacts.path(scores.id) / SCORES)
-        name = _score_column(selection.strategy, settings.get("options") or {}, table)
+        name = _score_column(selection.strategy, row.meta["options"], table)
         values = _column_by_id(table, name)
         selection = replace(selection, score=name, scores=_as_array(values))
         if cold:

@@ -3,10 +3,11 @@
 A strategy (`selectors/`) gets a `Pool`: all rows of the score table, some with a label. It never chooses those, and
 strategies that cover the pool count what they cover already. `scores/` has the table and its columns; finished scores
 lie apart from artifacts, in chunks by model and settings, under the record's content, so that a grown pool is scored
-only where it is new. `batch.py` composes a round's batch; `strategy.py` decides where the config names no strategy.
+only where it is new. `batch.py` composes a round's batch; `batch_strategy` in
+`strategy.py` decides what it is chosen by.
 
-Three engines serve a million rows, exact and lazy, since a row's value only shrinks while rows are chosen:
-farthest-first (by distance to the nearest chosen row), coverage (submodular gains), and draws by squared distance.
+Two engines serve a million rows, exact and lazy, since a row's value only shrinks while rows are chosen: greedy choice
+(facility location and MMR) and draws by squared distance (BADGE).
 """
 
 from typing import TYPE_CHECKING

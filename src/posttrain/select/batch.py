@@ -1,7 +1,7 @@
 """Builds a round's batch from exploration, focus and the strategy, with near duplicates last."""
 
-import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +16,7 @@ from posttrain.select.reasons import BatchChoice, batch_reasons
 from posttrain.select.score_columns import Columns, knn_impute, score_columns, with_labelled
 from posttrain.select.selectors.registry import select
 from posttrain.select.selectors.similarity import Floats, Rows, whiten
-from posttrain.store.errors import suggest
-
-log = logging.getLogger("posttrain")
+from posttrain.select.strategy import BatchStrategy
 
 BATCH_SCHEMA = pa.schema(
     [
@@ -40,6 +38,7 @@ _MAX_ATTEMPTS = 10  # times that near duplicates are replaced by other rows
 
 def choose_batch(
     config: SelectConfig,
+    strategy: BatchStrategy,
     scores: pa.Table,
     n: int,
     seed: int,
@@ -47,19 +46,18 @@ def choose_batch(
     unscored: pa.Table | None = None,
     targets: FocusTargets = NO_FOCUS,
     labelled: np.ndarray | None = None,
-    cold: bool,
     random_reason: str = "",
 ) -> pa.Table:
     """Chooses the next records to label.
 
-    Of a pool that a trained champion has scored, ``config.explore`` of the batch is drawn uniformly. In a cold start,
-    all the rest covers the pool by ``config.cold_start``. Otherwise, ``config.focus`` is chosen by the strategy among
-    records near the champion's weak points, and the rest by the strategy among all others. The strategy fills what one
-    part cannot. Budgets and quotas are of the whole batch; random records count, and are not refused. Near duplicates
-    come last, except random ones.
+    Of a pool that a trained champion has scored, ``config.explore`` of the batch is drawn uniformly. A cold strategy
+    chooses all the rest. Otherwise, ``config.focus`` is chosen by the strategy among records near the champion's weak
+    points, and the rest by the strategy among all others. The strategy fills what one part cannot. Near duplicates come
+    last, except random ones.
 
     Args:
-        config: the config section ``select``, with the strategy of one round (see ``SelectConfig.for_round``).
+        config: the config section ``select``.
+        strategy: what the batch is chosen by.
         scores: the table of ``score_pool``; its row order does not matter.
         n: number of records; all when the table has fewer.
         seed: fixes every draw.
@@ -68,7 +66,6 @@ def choose_batch(
         targets: the weak points that ``config.focus`` is for.
         labelled: float [L, D] embeddings, by the scoring model, of records that have a label; their neighbourhoods
             count as covered.
-        cold: the champion's answers carry no information yet.
         random_reason: why a strategy of random draws is used; empty if it was named.
 
     Returns:
@@ -85,27 +82,25 @@ def choose_batch(
     points = whiten(embeddings if labelled is None else np.concatenate([embeddings, labelled.astype(embeddings.dtype)]))
     if is_scored.any() and not is_scored.all():
         columns = knn_impute(columns, is_scored, points[:count])
-    builder = BatchBuilder(
-        config, columns if labelled is None else with_labelled(columns, labelled), points, count, seed
-    )
+    extended = columns if labelled is None else with_labelled(columns, labelled)
+    builder = BatchBuilder(strategy, config.near_duplicate, extended, points, count, seed)
     nearest = np.full(count, -1, np.int64)
     explored = min(config.explore * n, int(is_scored.sum()))
-    _warn_of_quotas(config.options, columns)
     if is_scored.any():
         # Uniformly, so that a model that is confidently wrong is still corrected, and the random part is an unbiased
         # sample of the pool. First, from everything, or it would only sample the rows that the others did not take.
         # Scored records are a uniform sample of the pool themselves, and their answers are known.
         builder.draw(_round_at_random(explored, seed), is_scored)
-    if cold:
-        builder.take("cold_start", config.cold_start, n - builder.size)
+    if strategy.cold:
+        builder.take("cold_start", n - builder.size)
     else:
         if targets.embeddings is not None:
             nearest = nearest_hard_case(columns["embeddings"], targets.embeddings)
         weak = in_weak_classes(columns["predicted"], columns["runner_up"], targets.classes) | (nearest >= 0)
         weak |= np.isin(table["id"].to_pylist(), list(targets.records))
         focused = min(round(config.focus * n), n - builder.size)
-        builder.take("focus", str(config.strategy), focused, weak)
-        builder.take("strategy", str(config.strategy), n - builder.size)
+        builder.take("focus", focused, weak)
+        builder.take("strategy", n - builder.size)
     parts = {reason: builder.parts[reason] for reason in _ORDER if reason in builder.parts}
     rows = np.concatenate([np.empty(0, np.int64), *parts.values()])
     reasons = [reason for reason, part in parts.items() for _ in part]
@@ -117,7 +112,7 @@ def choose_batch(
         {
             "id": chosen["id"],
             "reason": reasons,
-            "why": batch_reasons(choice, config, targets, random_reason),
+            "why": batch_reasons(choice, strategy, targets, random_reason),
             "rank": np.arange(1, len(rows) + 1, dtype=np.int32),
             "inclusion": [share if reason == "explore" else None for reason in reasons],
             "uncertainty": chosen["entropy"],
@@ -174,7 +169,8 @@ class BatchBuilder:
     """Collects the rows of a batch, part by part.
 
     Attributes:
-        config: the config section ``select``.
+        strategy: what rows are chosen by.
+        near_duplicate: cosine from which a row is a near duplicate; None for none.
         columns: columns of the score table, with rows for labelled records below.
         points: their whitened embeddings.
         count: number of rows of the score table.
@@ -182,7 +178,8 @@ class BatchBuilder:
         parts: rows by reason, best first.
     """
 
-    config: SelectConfig
+    strategy: BatchStrategy
+    near_duplicate: float | None
     columns: Columns
     points: Floats
     count: int
@@ -202,56 +199,38 @@ class BatchBuilder:
         """Takes rows at random, among those that are allowed."""
         among = ~self._is_taken
         among[: self.count] &= allowed
-        self._add("explore", self._select("random", count, among, {}))
+        self._add("explore", self._select(count, among, "random", {}))
 
-    def take(self, reason: str, strategy: str, count: int, allowed: Mask | None = None) -> None:
-        """Takes rows by a strategy, among those that are allowed (None: all); near duplicates last."""
+    def take(self, reason: str, count: int, allowed: Mask | None = None) -> None:
+        """Takes rows by the strategy, among those that are allowed (None: all); near duplicates last."""
         among = ~self._is_taken
         if allowed is not None:
             among[: self.count] &= allowed
-        options = _cold_options(self.config) if reason == "cold_start" else self.config.options
+        name, options = self.strategy.name, self.strategy.options
         self._add(reason, np.empty(0, np.int64))
         candidates = among.copy()
         # A near duplicate teaches little and costs a label all the same. The strategy chooses again in its stead, as it
         # must see what is covered by now.
-        for _ in range(_MAX_ATTEMPTS if self.config.near_duplicate else 0):
-            rows = self._select(strategy, count - len(self.parts[reason]), candidates, options)
+        for _ in range(_MAX_ATTEMPTS if self.near_duplicate else 0):
+            rows = self._select(count - len(self.parts[reason]), candidates, name, options)
             repeats = self._repeats(rows)
             self._add(reason, rows[~repeats])
             candidates[rows] = False
             if not repeats.any():
                 break
         # Near duplicates after all, where there is nothing else: a batch is not smaller for them.
-        self._add(reason, self._select(strategy, count - len(self.parts[reason]), among & ~self._is_taken, options))
+        self._add(reason, self._select(count - len(self.parts[reason]), among & ~self._is_taken, name, options))
 
     def _repeats(self, rows: Rows) -> Mask:
-        return near_duplicates(self.points, rows, np.flatnonzero(self._is_taken), self.config.near_duplicate or 1.0)
+        return near_duplicates(self.points, rows, np.flatnonzero(self._is_taken), self.near_duplicate or 1.0)
 
-    def _select(self, strategy: str, count: int, candidates: Mask, options: dict[str, Any]) -> Rows:
+    def _select(self, count: int, candidates: Mask, name: str, options: Mapping[str, Any]) -> Rows:
         # Other rows are removed, not marked as labelled: they cover nothing yet.
         rows = np.flatnonzero(self._is_taken | candidates)
-        columns = {name: values[rows] for name, values in self.columns.items()}
-        if isinstance(quotas := options.get("quotas"), dict):
-            # A selector refuses the quota of an unknown source, and these rows may lack one that the pool has.
-            sources = set(columns["source"].tolist())
-            options = {**options, "quotas": {name: share for name, share in quotas.items() if name in sources}}
-        batch = np.flatnonzero(np.isin(rows, np.concatenate([np.empty(0, np.int64), *self.parts.values()])))
-        selected: Rows = rows[select(strategy, columns, count, self.seed, self._is_taken[rows], batch, **options)]
+        columns = {column: values[rows] for column, values in self.columns.items()}
+        selected: Rows = rows[select(name, columns, count, self.seed, self._is_taken[rows], **options)]
         return selected
 
     def _add(self, reason: str, rows: Rows) -> None:
         self.parts[reason] = np.append(self.parts.get(reason, np.empty(0, np.int64)), rows)
         self._is_taken[rows] = True
-
-
-def _cold_options(config: SelectConfig) -> dict[str, Any]:
-    """Returns a strategy's options for a cold start."""
-    # Without its measure of uncertainty, which nothing has computed yet.
-    same = config.cold_start == config.strategy
-    return {name: value for name, value in config.options.items() if name != "by"} if same else {}
-
-
-def _warn_of_quotas(options: dict[str, Any], columns: Columns) -> None:
-    sources = sorted(set(columns["source"].tolist()))
-    for name in sorted(set(options.get("quotas") or ()) - set(sources)):
-        log.warning("  the quota of `%s` bounds nothing: no record has this source; %s", name, suggest(name, sources))

@@ -70,13 +70,11 @@ class Evaluations:
         previous: the evaluation of the champion before it; None where there was none.
         other: the evaluation of the model that it was last compared with, which may be a refused candidate; None where
             there was none.
-        percentile: percentile of the champion's losses above which one is high.
     """
 
     champion: pa.Table
     previous: pa.Table | None = None
     other: pa.Table | None = None
-    percentile: float = HIGH_LOSS_PERCENTILE
 
 
 def losses(predictions: pa.Table) -> npt.NDArray[np.float64]:
@@ -164,7 +162,7 @@ def _disagreements_of(evaluations: Evaluations) -> list[str]:
 
 HARD_CASE_KINDS: dict[str, Callable[[Evaluations], list[str]]] = {
     "wrong": lambda evaluations: wrong(evaluations.champion),
-    "high_loss": lambda evaluations: high_loss(evaluations.champion, evaluations.percentile),
+    "high_loss": lambda evaluations: high_loss(evaluations.champion),
     "regressions": _regressions_of,
     "disagreement": _disagreements_of,
 }

@@ -2,22 +2,22 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.select.selectors.registry import select, selector_spec
+from posttrain.select.selectors.registry import select
 from posttrain.select.selectors.similarity import Floats
 from posttrain.select.strategy import (
-    AUTO,
     MAX_AGREEMENT_RECORDS,
-    cold_start_strategy,
+    BatchStrategy,
+    batch_strategy,
     confidence_predicts_errors,
+    depends_on_neighbours,
+    needs_trained_champion,
     neighbour_agreement,
-    warm_options,
-    warm_strategy,
 )
 from posttrain.store.errors import UserError
 
@@ -53,21 +53,16 @@ class CurvePlan:
     Attributes:
         strategy: a name in ``SELECTORS``, or ``auto``.
         counts: labels at which the head is measured, ascending; the strategy chooses the labels in between.
-        cold_start: the strategy for the first labels where ``strategy`` uses a model's predictions, or ``auto``.
         options: the strategy's own; of ``auto`` those of coverage.
-        cold_options: those of ``cold_start``; of ``auto`` those of coverage.
+        start: the strategy for the first labels where ``strategy`` uses a model's predictions; None as in the loop.
+        start_options: the options of ``start``.
     """
 
     strategy: str
     counts: tuple[int, ...]
-    cold_start: str = "random"
     options: Mapping[str, Any] = field(default_factory=dict)
-    cold_options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def needs_model(self) -> bool:
-        """Whether the strategy uses a model's predictions."""
-        return selector_spec(self.strategy).needs_scores or "by" in self.options
+    start: str | None = None
+    start_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def hold_out(features: Floats, labels: Sequence[str], seed: int, held_out: float = 0.3) -> CurveTask:
@@ -98,26 +93,26 @@ def hold_out(features: Floats, labels: Sequence[str], seed: int, held_out: float
 
 
 def learning_curve(task: CurveTask, plan: CurvePlan, seed: int) -> npt.NDArray[np.float64]:
-    """Computes the accuracy on the held-out records after each count of labels, float64 [counts].
-
-    The first labels are chosen by ``plan.cold_start`` unless the strategy needs no model.
-    """
-    auto, plan = plan.strategy == AUTO, _resolve_auto(plan, task)
+    """Computes the accuracy on the held-out records after each count of labels, float64 [counts]."""
+    share = not depends_on_neighbours(plan.strategy, cold=True) or _neighbours_share_labels(task)
     labelled = np.zeros(len(task.labels), bool)
     head: LinearHead | None = None
     accuracies = []
     for step, count in enumerate(plan.counts):
         # `auto` learns from the held-out records whether confidence predicts errors, as the loop does from its test
         # records.
-        covers = plan.needs_model and (
-            head is None or (auto and not confidence_predicts_errors(head.confidence, head.right))
+        predicts = head is None or confidence_predicts_errors(head.confidence, head.right)
+        strategy = batch_strategy(
+            plan.strategy, plan.options, cold=head is None, predicts_errors=predicts, neighbours_share_labels=share
         )
-        strategy, options = (plan.cold_start, plan.cold_options) if covers else (plan.strategy, plan.options)
+        if plan.start is not None and needs_trained_champion(plan.strategy, cold=head is None):
+            strategy = BatchStrategy(plan.start, plan.start_options, cold=True)
         scores = {"embeddings": task.features}
         if head is not None:
             scores["probabilities"] = head.probabilities
         draw = int(np.random.default_rng([seed, step]).integers(2**31))
-        labelled[select(strategy, scores, count - int(labelled.sum()), draw, labelled, **options)] = True
+        missing = count - int(labelled.sum())
+        labelled[select(strategy.name, scores, missing, draw, labelled, **strategy.options)] = True
         head = fit_linear_head(task, labelled)
         accuracies.append(head.accuracy)
     return np.array(accuracies)
@@ -128,19 +123,9 @@ def full_accuracy(task: CurveTask) -> float:
     return fit_linear_head(task, np.ones(len(task.labels), bool)).accuracy
 
 
-def _resolve_auto(plan: CurvePlan, task: CurveTask) -> CurvePlan:
-    """Returns the plan with the strategies that ``auto`` stands for."""
-    if AUTO not in (plan.strategy, plan.cold_start):
-        return plan
+def _neighbours_share_labels(task: CurveTask) -> bool:
     rows = np.random.default_rng(0).permutation(len(task.test_labels))[:MAX_AGREEMENT_RECORDS]
-    agreement = neighbour_agreement(task.test_features[rows], task.test_labels[rows], task.features)
-    share = agreement.neighbours_share_labels
-    if plan.cold_start == AUTO:
-        plan = replace(plan, cold_start=cold_start_strategy(share), cold_options=plan.cold_options if share else {})
-    if plan.strategy != AUTO:
-        return plan
-    options = warm_options(has_labels=True) | dict(plan.options) if share else {}
-    return replace(plan, strategy=warm_strategy(share), options=options)
+    return neighbour_agreement(task.test_features[rows], task.test_labels[rows], task.features).neighbours_share_labels
 
 
 class LinearHead(NamedTuple):

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.select.config import SelectConfig
 from posttrain.select.hard_cases import TRAINING_KIND, FocusTargets, HardCase
 from posttrain.select.score_columns import Columns
 from posttrain.select.scores.registry import BASE_MEASURES, uncertainty_sign
 from posttrain.select.selectors.similarity import Floats, Rows, blocks
+from posttrain.select.strategy import BatchStrategy
 
 _KIND_PHRASES = {
     "wrong": "answered wrongly",
@@ -47,20 +47,20 @@ class BatchChoice:
     hard: Sequence[str | None]
 
 
-def batch_reasons(choice: BatchChoice, config: SelectConfig, targets: FocusTargets, random_reason: str) -> list[str]:
+def batch_reasons(choice: BatchChoice, strategy: BatchStrategy, targets: FocusTargets, random_reason: str) -> list[str]:
     """Explains each row of a batch in one line.
 
     Args:
         choice: the batch.
-        config: the config section ``select`` that it was chosen by.
+        strategy: what it was chosen by.
         targets: the weak points that its focus was on.
         random_reason: why a strategy of random draws was used; empty if it was named.
     """
     columns, count = choice.columns, choice.count
     # The measure that the strategy used; entropy for one that used none.
-    by = str(config.options.get("by"))
+    by = str(strategy.options.get("by"))
     if uncertainty_sign(by) is None:
-        by = str(config.strategy) if config.strategy in BASE_MEASURES else "entropy"
+        by = strategy.name if strategy.name in BASE_MEASURES else "entropy"
     values = columns[by][:count] if by in columns else np.full(count, np.nan)
     uncertainties = uncertainty_reasons(by, values, choice.rows, choice.is_scored)
     covers = coverage_reasons(choice.points, choice.rows, count) if len(choice.rows) else []
@@ -76,7 +76,7 @@ def batch_reasons(choice: BatchChoice, config: SelectConfig, targets: FocusTarge
         predicted, runner_up = columns["predicted"][row], columns["runner_up"][row]
         weak = weak_class_reason(predicted, runner_up, classes, is_scored=bool(choice.is_scored[row]))
         facts = (weak, cases[row], hard) if part == "focus" else ()
-        if (config.cold_start if part == "cold_start" else config.strategy) == "random":
+        if strategy.name == "random":
             lines.append(
                 join_reasons(*facts, f"drawn at random, as {random_reason}" if random_reason else "drawn at random")
             )

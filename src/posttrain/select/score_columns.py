@@ -10,16 +10,13 @@ from posttrain.select.selectors.similarity import Floats, Rows, blocks
 
 Columns = dict[str, Column]
 
-_BASE_COLUMNS = (*BASE_MEASURES, "cost", "source", "predicted", "runner_up")
+_BASE_COLUMNS = (*BASE_MEASURES, "predicted", "runner_up")
 
 KNN_NEIGHBOURS = 5
 """Neighbours that are averaged. Scores of 1,200 of Banking77's 10,003 records choose as well as scores of all of them
 (see BENCHMARKS.md); 10 neighbours do worse by 0.003 in mean accuracy."""
 
 _PAIRS_PER_BLOCK = 1 << 22  # pairs of records that are compared at a time
-
-# Read or embedded, not predicted: there is nothing to impute.
-_NEVER_IMPUTED = ("embeddings", "source", "cost")
 
 
 def score_columns(scores: pa.Table) -> Columns:
@@ -75,7 +72,7 @@ def knn_impute(columns: Columns, is_scored: npt.NDArray[np.bool_], points: Float
     imputed = {}
     for name, values in columns.items():
         filled = values
-        if name not in _NEVER_IMPUTED:
+        if name != "embeddings":
             filled = values.copy()
             filled[rows] = values[nearest[:, 0]] if values.dtype == object else _finite_means(values, nearest)
         imputed[name] = filled

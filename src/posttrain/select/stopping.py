@@ -21,6 +21,9 @@ _MIN_WEIGHT = 1e-12  # of the likeliest curve's weight: all that weigh less, tog
 
 _HERMITE_NODES = 7  # for the normal chance that is added to each curve's gain
 
+_AGREEMENT = 0.99  # Cohen's kappa of successive champions from which they answer alike, the mean over
+_AGREEING_ROUNDS = 3
+
 _SEED_NOISE = 0.02  # an allowance for what another seed of the training would change: standard deviation
 
 
@@ -35,14 +38,6 @@ class StopConfig(Section):
         ge=0,
         description="They do not if the next batch brings less than this at best, by all learning curves that fit.",
     )
-    agreement: float = Field(
-        default=0.99,
-        gt=0,
-        le=1,
-        description="They do not if successive champions agree this well on the pool: Cohen's kappa, the mean over "
-        "`rounds`.",
-    )
-    rounds: int = Field(default=3, ge=1, description="Rounds that the agreement is averaged over.")
 
 
 @dataclass(frozen=True)
@@ -120,9 +115,9 @@ def estimate_gain(
         reasons.append(f"{labels} labels can hardly bring {config.gain:g} {metric} (at best {expected.hope:+.4f})")
     # Successive models that agree on records without a label: M. Bloodgood and K. Vijay-Shanker, A Method for Stopping
     # Active Learning Based on Stabilizing Predictions (CoNLL 2009).
-    latest = list(agreements)[-config.rounds :]
-    if len(latest) == config.rounds and (mean := sum(latest) / len(latest)) >= config.agreement:
-        reasons.append(f"the last {config.rounds} champions answer the pool alike (kappa {mean:.3f})")
+    latest = list(agreements)[-_AGREEING_ROUNDS:]
+    if len(latest) == _AGREEING_ROUNDS and (mean := sum(latest) / len(latest)) >= _AGREEMENT:
+        reasons.append(f"the last {_AGREEING_ROUNDS} champions answer the pool alike (kappa {mean:.3f})")
     return GainEstimate(metric, labels, expected, tuple(agreements), "; ".join(reasons) or None, unknown)
 
 

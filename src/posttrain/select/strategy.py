@@ -1,26 +1,20 @@
-"""Decides what the strategy `auto` stands for, from what the champion's confidence and the embeddings predict."""
+"""Decides what a batch is chosen by, from what the champion's confidence and the embeddings predict."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from posttrain.select.selectors.registry import selector_spec
 from posttrain.select.selectors.similarity import Floats, whiten
 
 AUTO = "auto"
-"""Coverage until the champion's uncertainty predicts its errors, then coverage weighted by its uncertainty.
 
-Where records that lie near each other do not share labels, there is nothing to cover: records are drawn at random until
-then, and chosen by uncertainty alone from then on."""
-
-WARM_STRATEGY = "facility_location"
-"""The best of all strategies on Banking77, by MiniLM's embeddings and by SmolLM2's own; see BENCHMARKS.md."""
-
-UNCERTAINTY_STRATEGY = "margin"
-"""The best of all on GSM8K's classes, which MiniLM's embeddings hardly predict; see BENCHMARKS.md."""
+_COVERAGE = "facility_location"  # the best on Banking77, by MiniLM's embeddings and by SmolLM2's own: BENCHMARKS.md
+_UNCERTAINTY = "margin"  # the best on GSM8K's classes, which MiniLM's embeddings hardly predict: BENCHMARKS.md
 
 _Z_ONE_SIDED = 1.645  # 95% of a normal distribution lie above -1.645
 
@@ -32,20 +26,63 @@ _MIN_RECORDS = 150  # of fewer, the nearest is too far away to share a label tha
 _SLIGHT_KAPPA = 0.2  # up to here agreement is "slight": J. R. Landis and G. G. Koch, Biometrics 33, 1977
 
 
-def warm_strategy(neighbours_share_labels: bool = True) -> str:
-    """Returns the strategy once the champion's uncertainty predicts its errors."""
-    return WARM_STRATEGY if neighbours_share_labels else UNCERTAINTY_STRATEGY
+@dataclass(frozen=True)
+class BatchStrategy:
+    """What a batch is chosen by.
+
+    Attributes:
+        name: name of the selector.
+        options: its options.
+        cold: the champion's uncertainty says nothing, and is not used.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    cold: bool
 
 
-def cold_start_strategy(neighbours_share_labels: bool = True) -> str:
-    """Returns the strategy before that: the same coverage without uncertainty, or none."""
-    return WARM_STRATEGY if neighbours_share_labels else "random"
+def batch_strategy(
+    strategy: str,
+    options: Mapping[str, Any],
+    *,
+    cold: bool,
+    has_labels: bool = True,
+    predicts_errors: bool = True,
+    neighbours_share_labels: bool = True,
+) -> BatchStrategy:
+    """Decides what a batch is chosen by.
 
-
-def warm_options(has_labels: bool) -> dict[str, Any]:
-    """Returns the options of `WARM_STRATEGY`: the uncertainty that it weighs records by."""
+    Args:
+        strategy: ``select.strategy``.
+        options: ``select.options``; of ``auto`` they are those of facility location.
+        cold: no champion has been trained yet.
+        has_labels: the task has a closed label set.
+        predicts_errors: the champion's confidence predicts its errors; see `confidence_predicts_errors`.
+        neighbours_share_labels: see `NeighbourAgreement.neighbours_share_labels`.
+    """
+    without_uncertainty = {name: value for name, value in options.items() if name != "by"}
+    if strategy != AUTO and not needs_trained_champion(strategy, cold):
+        return BatchStrategy(strategy, without_uncertainty if cold else options, cold)
+    # From here on as `auto`, which also stands in for a strategy that needs a trained champion.
+    if strategy != AUTO:
+        options = without_uncertainty = {}
+    cold = cold or not predicts_errors
+    if not neighbours_share_labels:  # there is nothing to cover
+        return BatchStrategy("random" if cold else _UNCERTAINTY, {}, cold)
+    if cold:
+        return BatchStrategy(_COVERAGE, without_uncertainty, cold)
     # Of a written answer the entropy of a token: a long answer is hardly probable as a whole, however sure it is.
-    return {"by": "least_confidence" if has_labels else "entropy"}
+    return BatchStrategy(_COVERAGE, {"by": "least_confidence" if has_labels else "entropy", **options}, cold)
+
+
+def needs_trained_champion(strategy: str, cold: bool) -> bool:
+    """Returns whether a strategy cannot be used yet, as it chooses by uncertainty and no champion has been trained."""
+    return cold and strategy != AUTO and selector_spec(strategy).needs_scores
+
+
+def depends_on_neighbours(strategy: str, cold: bool) -> bool:
+    """Returns whether `batch_strategy` depends on whether neighbours share labels."""
+    return strategy == AUTO or needs_trained_champion(strategy, cold)
 
 
 def confidence_above_chance(confidence: Floats, right: npt.NDArray[np.bool_]) -> bool | None:

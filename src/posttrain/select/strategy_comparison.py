@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +11,8 @@ import numpy.typing as npt
 from posttrain.jobs.map import open_engine
 from posttrain.jobs.process import available_cores
 from posttrain.select.learning_curve import CurvePlan, full_accuracy, hold_out, learning_curve
-from posttrain.select.selectors.registry import COLD_START_SELECTORS, SELECTORS, select, selector_spec
-from posttrain.select.strategy import AUTO, warm_strategy
+from posttrain.select.selectors.registry import SELECTORS, select
+from posttrain.select.strategy import AUTO, batch_strategy
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.progress import progress_bar as progress
 
@@ -73,8 +72,6 @@ def compare_strategies(
     seeds: int = 6,
     batch: int = 50,
     most: int = 500,
-    cold_start: str = AUTO,
-    options: Mapping[str, Mapping[str, Any]] | None = None,
     workers: int | None = None,
 ) -> StrategyComparison:
     """Computes learning curves of the strategies and of random draws, with a logistic regression on the features.
@@ -89,15 +86,12 @@ def compare_strategies(
         seeds: number of curves of each strategy, with the seeds 0, 1 and so on.
         batch: number of records chosen at a time.
         most: number of labels in the end, or of all records that are not held out if these are fewer.
-        cold_start: the strategy for the first batch of strategies that use a model's predictions.
-        options: options by strategy; those of ``auto`` are of coverage.
         workers: number of processes; as many as there are cores if None.
 
     Raises:
         UserError: an unknown strategy, one that cannot work from embeddings and probabilities, or too few records.
     """
     check_strategies(strategies)
-    check_cold_start(cold_start)
     if len(features) != len(labels):
         raise UserError(f"{len(features):,} embeddings are not of {len(labels):,} labels")
     names = list(dict.fromkeys([BASELINE, *strategies]))
@@ -106,7 +100,7 @@ def compare_strategies(
     counts = tuple(range(batch, most + 1, batch))
     if not counts:
         raise UserError(f"{most:,} records to choose from make no batch of {batch}", fix="give a smaller --batch")
-    plans = {name: CurvePlan(name, counts, cold_start, (options or {}).get(name, {})) for name in names}
+    plans = {name: CurvePlan(name, counts) for name in names}
     _dry_run(plans, tasks[0].features)
     work = [(name, plans[name], seed) for seed in range(seeds) for name in names]
     workers = available_cores() if workers is None else workers
@@ -131,13 +125,6 @@ def check_strategies(names: Sequence[str]) -> None:
             raise UserError(f"no strategy `{name}`", where="--strategies", fix=suggest(name, [*SELECTORS, AUTO]))
 
 
-def check_cold_start(name: str) -> None:
-    """Raises a UserError if a strategy cannot be used for a cold start."""
-    if name != AUTO and (name not in SELECTORS or selector_spec(name).needs_scores):
-        fix = suggest(name, [*COLD_START_SELECTORS, AUTO])
-        raise UserError(f"no strategy for a cold start: `{name}`", where="--cold-start", fix=fix)
-
-
 def _curve(
     features: npt.NDArray[np.floating], labels: Sequence[str], work: tuple[str, CurvePlan, int]
 ) -> npt.NDArray[np.float64]:
@@ -147,11 +134,12 @@ def _curve(
 
 
 def _dry_run(plans: Mapping[str, CurvePlan], features: npt.NDArray[np.float32]) -> None:
-    """Lets each strategy choose one of a few rows, so that a wrong option is reported before any work."""
+    """Lets each strategy choose one of a few rows, so that one that needs other scores is reported before any work."""
     few = features[:8]
     scores = {"embeddings": few, "probabilities": np.full((len(few), 2), 0.5)}
     for plan in plans.values():
-        select(warm_strategy() if plan.strategy == AUTO else plan.strategy, scores, 1, **plan.options)
+        strategy = batch_strategy(plan.strategy, plan.options, cold=False)
+        select(strategy.name, scores, 1, **strategy.options)
 
 
 def summarise(

@@ -16,13 +16,12 @@ ScoreColumns = dict[str, np.ndarray]
 
 
 def score_columns(rows: int, seed: int = 0, labels: int = 5, width: int = 12) -> ScoreColumns:
-    """Draws a score table as selectors take it: ``probabilities``, ``embeddings``, ``loss`` and ``cost``."""
+    """Draws a score table as selectors take it: ``probabilities``, ``embeddings`` and ``perplexity``."""
     generator = np.random.default_rng(seed)
     return {
         "probabilities": generator.dirichlet(np.ones(labels), rows),
         "embeddings": generator.normal(size=(rows, width)).astype(np.float32),
-        "loss": generator.exponential(size=rows),
-        "cost": generator.uniform(1, 3, rows),
+        "perplexity": generator.exponential(size=rows) + 1,
     }
 
 
@@ -79,5 +78,5 @@ class SelectorContract:
         other = {name: values.copy() for name, values in scores.items()}
         # The loop appends labelled records with an embedding and placeholders in the other columns.
         other["probabilities"][labelled] = 0.2
-        other["loss"][labelled] = other["cost"][labelled] = 99.0
+        other["perplexity"][labelled] = 99.0
         np.testing.assert_array_equal(batch, select(strategy, other, 9, 1, labelled))

@@ -7,15 +7,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-import torch
 
-from posttrain.data.generation.local_model import LocalModel, _StopAfterLines
+from posttrain.data.generation.local_model import LocalModel
 from posttrain.data.generation.prompts import paraphrase_prompt, parse_json, parse_list, requested_lines
 from posttrain.data.records.record import RECORD, REJECTED
 from posttrain.data.steps.duplicates import Exact
 from posttrain.data.synthesis.config import SynthesisConfig
 from posttrain.data.synthesis.synthesize import SynthesisResult, synthesize
 from posttrain.models.endpoint import Endpoint, EndpointConfig
+from posttrain.models.generator import Answer, Sampling, greedy_answers
 from posttrain.models.language_model import load_language_model
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError, WorkError
@@ -259,14 +259,10 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 
 
 def test_the_output_of_the_tiny_model_is_rejected(tmp_path: Path, tiny_model: Path) -> None:
-    from posttrain.models.generate import generate
-    from posttrain.models.language_model import load_language_model
-    from posttrain.models.task import TaskConfig
-
     lm = load_language_model(tiny_model, TaskConfig(max_new_tokens=4), "float32")
 
     def reply_to(prompts: Any) -> list[str | None]:
-        return [reply.text if reply.finished else None for reply in generate(lm, prompts)]
+        return [reply.text if reply.finished else None for reply in greedy_answers(lm, prompts)]
 
     outcome = run(tmp_path, reply_to, records=2, max_requests=1)
     assert outcome.records.num_rows == 0
@@ -357,13 +353,11 @@ def test_a_local_model_stops_with_its_last_line(tiny_model: Path) -> None:
     prompts = [paraphrase_prompt("Where is it?", 2, "lines"), paraphrase_prompt("Where is it?", 2)]
     first, second = (LocalModel(lm, max_tokens=24, seed=3)(prompts) for _ in range(2))
     assert first == second
+    assert first[0] is None or first[0].count("\n") < 2
     newline = lm.tokenizer("\n", add_special_tokens=False)["input_ids"]
     word = lm.tokenizer("word", add_special_tokens=False)["input_ids"]
-    stop = _StopAfterLines(lm, 0, [2, None])
-    for lines, over in ((1, False), (2, True)):
-        row = torch.tensor([(word + newline) * lines] * 2)
-        assert stop(row, row).tolist() == [over, False]
-    local = LocalModel(lm)
-    assert local._read((word + newline) + word, 2) == "word", "the last line was cut off"
-    assert local._read((word + newline) + word, None) is None
-    assert local._read([*word, *newline, *word, min(lm.chat.stop_ids)], 2) == "word\nword"
+    local, cut = LocalModel(lm), Answer("word\nword", "length", (*word, *newline, *word))
+    assert local._read(cut, Sampling(lines=2)) == "word", "the last line was cut off"
+    assert local._read(cut, Sampling()) is None
+    whole = Answer("word\nword", "stop", (*word, *newline, *word, min(lm.chat.stop_ids)))
+    assert local._read(whole, Sampling(lines=2)) == "word\nword"

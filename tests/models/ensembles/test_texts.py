@@ -18,7 +18,7 @@ from posttrain.models.ensembles.config import EnsembleConfig
 from posttrain.models.ensembles.ensemble import Ensemble
 from posttrain.models.ensembles.members import HeadModel, Member
 from posttrain.models.ensembles.texts import PromptFeatures, answer_by_vote
-from posttrain.models.generate import Generation, generate
+from posttrain.models.generator import Answer, greedy_answers
 from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.store.errors import UserError
 
@@ -86,7 +86,7 @@ def test_scores_between_0_and_1_are_bounded_too(monkeypatch: pytest.MonkeyPatch)
     assert np.median(chosen) < 1
 
 
-def read_score(answers: Sequence[Generation]) -> list[float]:
+def read_score(answers: Sequence[Answer]) -> list[float]:
     """The answer is its score."""
     return [float(answer.text) for answer in answers]
 
@@ -203,7 +203,7 @@ def loaded(specialists: Path) -> list[LanguageModel]:
     return [load_language_model(specialists / name, TASK, "float32") for name in ("bank", "home")]
 
 
-def accuracy(answers: Sequence[Generation], right: Sequence[str]) -> float:
+def accuracy(answers: Sequence[Answer], right: Sequence[str]) -> float:
     return float(np.mean([answer.text == expected for answer, expected in zip(answers, right, strict=True)]))
 
 
@@ -216,7 +216,7 @@ def test_a_gate_over_real_models_beats_both(loaded: list[LanguageModel]) -> None
     ensemble = Ensemble(config, members, TASK).fit([ask(text) for text in held_out], answers)
     prompts, right = [ask(text) for text in [*CARDS[8:], *CATS[8:]]], ["bank"] * 6 + ["home"] * 6
     assert accuracy(ensemble.generate(prompts), right) == 1
-    assert [accuracy(generate(lm, prompts), right) for lm in loaded] == [0.5, 0.5]
+    assert [accuracy(greedy_answers(lm, prompts), right) for lm in loaded] == [0.5, 0.5]
 
 
 @pytest.mark.slow
@@ -237,12 +237,12 @@ def test_a_cascade_of_real_models_keeps_what_the_small_one_is_sure_of(
     result = ensemble.texts(prompts)
     assert accuracy(result.answers, right) == 1
     assert result.answered_by.tolist() == [0, 0, 1]
-    assert accuracy(generate(small, prompts), right) == pytest.approx(2 / 3)
-    assert accuracy(generate(loaded[1], prompts), right) == pytest.approx(1 / 3)
+    assert accuracy(greedy_answers(small, prompts), right) == pytest.approx(2 / 3)
+    assert accuracy(greedy_answers(loaded[1], prompts), right) == pytest.approx(1 / 3)
 
 
 def test_the_default_score_compares_normalised_texts() -> None:
-    assert texts_module.exact_match(["a  b", "c"])([Generation("a b", True), Generation("d", True)]) == [1.0, 0.0]
+    assert texts_module.exact_match(["a  b", "c"])([Answer("a b"), Answer("d")]) == [1.0, 0.0]
 
 
 def votes(patch: pytest.MonkeyPatch, weights: list[float], *texts: Sequence[str]) -> list[str]:

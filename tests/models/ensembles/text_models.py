@@ -12,7 +12,7 @@ from posttrain.models.ensembles import members as members_module
 from posttrain.models.ensembles.config import EnsembleConfig
 from posttrain.models.ensembles.ensemble import Ensemble
 from posttrain.models.ensembles.members import Member
-from posttrain.models.generate import Generation
+from posttrain.models.generator import Answer, FinishReason
 from posttrain.models.language_model import LanguageModel, load_language_model, save_language_model
 from posttrain.models.task import TaskConfig, Turns
 from posttrain.models.tiny import write_tiny_model
@@ -88,19 +88,21 @@ class GivenTexts:
         self.asked: dict[str, list[int]] = {}
         self.members = [Member(f"m{number}", _Model(number)) for number in range(len(texts))]  # type: ignore[arg-type]
         self._texts, self._confidence = texts, confidence
-        patch.setattr(members_module, "generate", self._generate)
+        patch.setattr(members_module, "greedy_answers", self._generate)
 
     def ensemble(self, **config: object) -> Ensemble:
         values = {"models": [member.name for member in self.members], **config}
         return Ensemble(EnsembleConfig.read(values, "ensemble.yaml"), self.members, TASK)
 
-    def _generate(self, model: "_Model", prompts: Sequence[Turns], log_probabilities: bool) -> list[Generation]:
+    def _generate(self, model: "_Model", prompts: Sequence[Turns], log_probabilities: bool) -> list[Answer]:
         rows = [int(prompt[0]["content"]) for prompt in prompts]
         self.asked.setdefault(f"m{model.number}", []).extend(rows)
         answers = []
         for row in rows:
             text, confidence = self._texts[model.number][row], self._confidence[model.number][row]
-            answers.append(Generation(text.rstrip("…"), not text.endswith("…"), len(text), float(np.log(confidence))))
+            finish: FinishReason = "length" if text.endswith("…") else "stop"
+            ids, log_probabilities = tuple(range(len(text))), (float(np.log(confidence)),)
+            answers.append(Answer(text.rstrip("…"), finish, ids, log_probabilities))
         return answers
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from posttrain.models.generate import generate
+from posttrain.models.generator import greedy_answers
 from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.likelihood import answer_log_likelihoods, label_scores
 from posttrain.models.task import TaskConfig, Turns
@@ -125,7 +125,7 @@ def test_the_search_works_on_written_answers(tiny_model: Path, method: str) -> N
     lm = load_language_model(tiny_model, TaskConfig(max_new_tokens=4), dtype="float32")
 
     def answers(prompts: Sequence[Turns]) -> list[str]:
-        return [example.text for example in generate(lm, prompts)]
+        return [example.text for example in greedy_answers(lm, prompts)]
 
     def judge(records: Sequence[LabelledPrompt], prompts: Sequence[Turns]) -> JudgedAnswers:
         texts = answers(prompts)

@@ -11,7 +11,6 @@ from posttrain.select.scores.calibration import (
     calibrate_labels,
     fit_answer_temperature,
 )
-from posttrain.select.scores.labelled import forgetting_events
 
 
 def overconfident_labels(temperature: float, rows: int = 4000, labels: int = 5) -> tuple[np.ndarray, np.ndarray]:
@@ -85,14 +84,6 @@ def test_temperature_keeps_the_order_and_temperature_one_changes_nothing() -> No
     cooler = at_temperature(logs, 2.5)
     np.testing.assert_allclose(np.exp(cooler).sum(axis=1), 1)
     np.testing.assert_array_equal(np.argsort(cooler, 1), np.argsort(logs, 1))
-
-
-def test_forgetting_counts_changes_from_right_to_wrong() -> None:
-    evaluations = np.array([[0, 1, 0, 1], [1, 1, 0, 0], [0, 1, 0, 1], [1, 1, 0, 0], [0, 1, 0, 0]], bool)
-    assert forgetting_events(evaluations).tolist() == [2.0, 0.0, np.inf, 2.0]
-    assert forgetting_events(evaluations[:1]).tolist() == [np.inf, 0.0, np.inf, 0.0]
-    with pytest.raises(ValueError, match="shape"):
-        forgetting_events(evaluations[0])
 
 
 def overconfident_answers(temperature: float, rows: int = 4000) -> tuple[np.ndarray, np.ndarray]:

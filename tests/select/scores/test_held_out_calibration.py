@@ -10,18 +10,17 @@ import pytest
 from posttrain.models.task import TaskConfig
 from posttrain.select.scores import calibration as module
 from posttrain.select.scores.calibration import calibrate_champion, calibrate_labels
-from posttrain.select.scores.config import ScoringConfig
 from posttrain.select.scores.context import ScoringContext
 from posttrain.select.scores.passes import ScoreGroup, ScoringInput, ScoringModel
 
 LABELS = ["lost card", "refund", "top up"]
 
 
-def scoring(labels: Sequence[str] = (), most: int = 500) -> ScoringContext:
+def scoring(labels: Sequence[str] = ()) -> ScoringContext:
     def refuse() -> Any:
         raise AssertionError("no model is run")
 
-    return ScoringContext(ScoringModel("m", TaskConfig(), refuse), labels, ScoringConfig(calibration=most))
+    return ScoringContext(ScoringModel("m", TaskConfig(), refuse), labels)
 
 
 def predictions(rows: list[dict[str, Any]]) -> pa.Table:
@@ -61,12 +60,12 @@ def test_labels_are_calibrated_on_the_evaluation_without_running_a_model() -> No
     assert result.temperature > 1.5
 
 
-def test_calibration_uses_at_most_the_configured_number_of_records() -> None:
+def test_calibration_uses_a_bounded_number_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
     table, _, _ = evaluated_labels(60)
-    subset = calibrate_champion(scoring(LABELS, most=40), records(0), table)
+    monkeypatch.setattr(module, "_MAX_CALIBRATION_RECORDS", 40)
+    subset = calibrate_champion(scoring(LABELS), records(0), table)
     assert subset is not None
     assert subset.records == 40
-    assert calibrate_champion(scoring(LABELS, most=0), records(0), table) is None
 
 
 def test_a_suite_without_label_probabilities_calibrates_nothing() -> None:

@@ -35,7 +35,6 @@ def pool(count: int) -> pa.Table:
     return pa.table(
         {
             "id": [f"{number:020x}" for number in range(count)],
-            "source": pa.array(["pool.csv"] * count, pa.string()),
             "prompt": pa.array(
                 [
                     [{"role": "user", "content": f"message {number * 7 % 11}"}] if number % 2 else None
@@ -61,7 +60,6 @@ def test_scores_are_those_of_the_models_label_probabilities(model: LanguageModel
     np.testing.assert_allclose(scores["margin"], uncertainty.margin(p), atol=1e-5)
     np.testing.assert_allclose(scores["confidence"], p.max(axis=1), atol=1e-5)
     np.testing.assert_allclose(np.array(scores["probabilities"].to_pylist()), p, atol=1e-5)
-    assert scores["cost"].to_pylist() == [float(len(prompt[0]["content"])) for prompt in prompts]
     assert scores["predicted"].to_pylist() == [LABELS[row] for row in p.argmax(axis=1)]
     assert scores["runner_up"].to_pylist() == [LABELS[row] for row in np.argsort(-p, axis=1)[:, 1]]
     assert direct.embeddings is not None
@@ -89,12 +87,12 @@ def test_sample_is_uniform_over_ids() -> None:
 
 
 def test_free_text_is_scored_by_the_answers_likelihood(model: LanguageModel) -> None:
-    from posttrain.models.generate import generate
+    from posttrain.models.generator import greedy_answers
     from posttrain.models.likelihood import answer_log_likelihoods
 
     scores = score_pool(context(model, ()), pool(4), 2000, seed=0)
     prompts = [[{"role": "user", "content": row["text"] or row["prompt"][0]["content"]}] for row in pool(4).to_pylist()]
-    answers = [answer.text for answer in generate(model, prompts)]
+    answers = [answer.text for answer in greedy_answers(model, prompts)]
     sums, counts = answer_log_likelihoods(model, prompts, answers)
     assert scores["predicted"].to_pylist() == answers
     np.testing.assert_allclose(scores["entropy"], -sums / counts, rtol=1e-4)
@@ -111,13 +109,13 @@ def test_empty_pool(model: LanguageModel, labels: list[str]) -> None:
 
 
 def test_record_without_input_is_named(model: LanguageModel) -> None:
-    record = pool(1).set_column(3, "text", pa.array([None], pa.string()))
+    record = pool(1).set_column(2, "text", pa.array([None], pa.string()))
     with pytest.raises(UserError, match=f"pool record {0:020x}"):
         score_pool(context(model), record, 2000, seed=0)
 
 
 class TestScoresOfLabels(ScoreContract):
-    @pytest.fixture(params=["bald", "vote_entropy", "consensus_kl", "perplexity", "loss", "forgetting_events"])
+    @pytest.fixture(params=["perplexity", "loss", "instruction_difficulty"])
     def spec(self, request: pytest.FixtureRequest) -> ScoreSpec:
         return SCORES[request.param]
 

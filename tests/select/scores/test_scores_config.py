@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,20 +16,16 @@ from posttrain.store.errors import UserError
 
 def test_only_the_scores_that_the_strategy_needs_are_computed_by_default() -> None:
     assert SelectConfig().wanted_scores() == []
-    assert SelectConfig(strategy="top", options={"by": "bald"}).wanted_scores() == ["bald"]
-    by_both = SelectConfig(strategy="composite", options={"by": "bald", "hard": "perplexity"}, scores=["vote_entropy"])
-    assert by_both.wanted_scores() == ["bald", "perplexity", "vote_entropy"]
+    by_perplexity = SelectConfig(strategy="mmr", options={"by": "perplexity"}, scores=["loss"])
+    assert by_perplexity.wanted_scores() == ["loss", "perplexity"]
     assert SelectConfig(strategy="mmr", options={"by": "margin"}).wanted_scores() == []
 
 
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"scores": ["semantic_entropi"]}, "no score `semantic_entropi`; did you mean `semantic_entropy`"),
+        ({"scores": ["token_entropi"]}, "no score `token_entropi`; did you mean `token_entropy`"),
         ({"scores": ["entropy"]}, "`entropy` is always computed"),
-        ({"scoring": {"pases": 3}}, "did you mean `scoring.passes`"),
-        ({"scoring": {"passes": 1}}, "`scoring.passes`"),
-        ({"scoring": {"dropout": 1.0}}, "`scoring.dropout`"),
     ],
 )
 def test_unknown_names_are_refused(section: dict[str, Any], message: str) -> None:
@@ -44,17 +39,16 @@ def test_every_score_is_described_without_the_libraries_that_compute_it() -> Non
 import sys
 from importlib import import_module
 from posttrain.loop.stages import score, select
-from posttrain.select.scores import answers, labelled, labels, sampled_answers, semantic_entropy, table
+from posttrain.select.scores import answers, labelled, labels, table
 from posttrain.select.scores.registry import SCORES
 for spec in SCORES.values():
     assert isinstance(spec.function, str)
     import_module(spec.function.partition(":")[0])
-groups = [answers.token_entropy_group(), labelled.loss_group(), labels.dropout_group(["a"], 2, 0.1, 0)]
-groups += [sampled_answers.sample_group(2, 1.0, 0), semantic_entropy.entailment_cluster_group()]
+groups = [answers.token_entropy_group(), labelled.instruction_difficulty_group(), labels.label_group(["a"])]
 print(len(groups), sorted({"torch", "transformers", "scipy", "sklearn"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout == "5 []\n", done.stderr
+    assert done.stdout == "3 []\n", done.stderr
 
 
 @pytest.mark.parametrize("name", sorted(SCORES))
@@ -74,7 +68,7 @@ def test_scores_that_need_labels_cannot_choose_from_the_pool(name: str) -> None:
         SelectConfig(strategy="top", options={"by": name}).check(True)
 
 
-@pytest.mark.parametrize("strategy", ["top", "mmr", "composite", "density_weighted", "cost_aware", "uncertain_diverse"])
+@pytest.mark.parametrize("strategy", ["top", "mmr", "facility_location", "uncertain_diverse"])
 def test_strategies_may_choose_by_every_score_of_the_pool(strategy: str) -> None:
     for name in sorted(name for name in {*BASE_MEASURES, *SCORES} - {"margin"} if uncertainty_sign(name)):
         task_kind = SCORES[name].task if name in SCORES else "any"
@@ -88,20 +82,15 @@ def test_every_score_has_a_scorer(name: str) -> None:
 
 
 def test_relevance_is_high_where_the_model_is_uncertain() -> None:
-    scores = {"self_consistency": np.array([0.9, 0.2, 0.5]), "bald": np.array([0.1, 0.3, 0.2])}
+    scores = {"confidence": np.array([0.9, 0.2, 0.5]), "token_entropy": np.array([0.1, 0.3, 0.2])}
     options = {"relevance": 1.0, "dimensions": None}
     table = {**scores, "embeddings": np.eye(3)}
-    assert select("mmr", table, 3, by="self_consistency", **options).tolist() == [1, 2, 0]
-    assert select("mmr", table, 3, by="bald", **options).tolist() == [1, 2, 0]
+    assert select("mmr", table, 3, by="confidence", **options).tolist() == [1, 2, 0]
+    assert select("mmr", table, 3, by="token_entropy", **options).tolist() == [1, 2, 0]
     with pytest.raises(UserError, match=r"no score column `perplexity` to choose by; add it to select\.scores"):
         select("mmr", table, 3, by="perplexity", **options)
 
 
-def test_missing_models_are_named(tmp_path: Path) -> None:
-    SelectConfig(scoring={"judge": "judge"}).check_models(tmp_path)  # no score uses it
-    with pytest.raises(UserError, match=r"judge: is no model: it holds no config\.json"):
-        SelectConfig(scores=["entailment_entropy"], scoring={"judge": "judge"}).check_models(tmp_path)
-    with pytest.raises(UserError, match=r"select\.scoring\.embedder: `nothing` is no embedder"):
-        SelectConfig(scores=["semantic_entropy"], scoring={"embedder": "nothing"}).check_models(tmp_path)
-    with pytest.raises(UserError, match=r"select\.scoring\.embeddings: `nothing` is no embedder"):
-        SelectConfig(scoring={"embeddings": "nothing"}).check_models(tmp_path)
+def test_a_missing_sentence_model_is_named() -> None:
+    with pytest.raises(UserError, match=r"select\.embeddings: `nothing` is no embedder"):
+        SelectConfig(embeddings="nothing").check_models()

@@ -24,17 +24,17 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
-def test_one_that_covers_chooses_from_unscored_records_and_may_be_the_cold_start() -> None:
-    config = SelectConfig(strategy="own_selector:COVER", cold_start="own_selector:COVER", pool_embedded=5000)
+def test_one_that_covers_chooses_from_unscored_records_and_before_a_model_is_trained() -> None:
+    config = SelectConfig(strategy="own_selector:COVER", pool_embedded=5000)
     config.check(has_labels=True)
-    assert [config.embedding_limit(1, cold) for cold in (True, False)] == [5000, 5000]
+    assert [config.embedding_limit(cold) for cold in (True, False)] == [5000, 5000]
+    assert config.batch_strategy(cold=True).name == "own_selector:COVER"
 
 
 def test_a_plain_function_needs_scores_and_covers_nothing() -> None:
     config = SelectConfig(strategy="own_selector:last", pool_sample=300, pool_embedded=5000)
-    assert config.embedding_limit(1, cold=False) == 300
-    with pytest.raises(UserError, match=r"`cold_start`: strategy `own_selector:last` uses the champion's"):
-        SelectConfig.read({"cold_start": "own_selector:last"}, "select")
+    assert config.embedding_limit(cold=False) == 300
+    assert config.batch_strategy(cold=True).name == "facility_location"
 
 
 def test_it_checks_its_own_options() -> None:

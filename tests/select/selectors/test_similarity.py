@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
 
-from posttrain.select.selectors.similarity import Cosine, Euclidean, OuterProducts, Similarity, max_similarity
+from posttrain.select.selectors.similarity import Euclidean, OuterProducts, Similarity, max_similarity
 
 GENERATOR = np.random.default_rng(0)
 LEFT = GENERATOR.normal(size=(40, 5)).astype(np.float32)
@@ -13,7 +13,6 @@ PRODUCTS = np.einsum("nk,nd->nkd", LEFT, RIGHT).reshape(40, -1)
 
 KINDS = {
     "Euclidean": (Euclidean.from_rows(RIGHT), -cdist(RIGHT, RIGHT, "sqeuclidean") / 2),
-    "cosine": (Cosine.from_rows(RIGHT), 1 - cdist(RIGHT, RIGHT, "cosine")),
     "outer products": (OuterProducts.from_rows(LEFT, RIGHT), -cdist(PRODUCTS, PRODUCTS, "sqeuclidean") / 2),
 }
 every_kind = pytest.mark.parametrize(("similarity", "exact"), KINDS.values(), ids=KINDS)
@@ -28,14 +27,6 @@ def test_values_equal_the_definition(similarity: Similarity, exact: np.ndarray) 
 
 
 @every_kind
-def test_a_subset_has_the_similarities_of_its_rows(similarity: Similarity, exact: np.ndarray) -> None:
-    rows = np.array([7, 1, 30])
-    subset = similarity.subset(rows)
-    assert len(subset) == 3
-    np.testing.assert_array_equal(subset.between(slice(None), slice(None)), similarity.between(rows, rows))
-
-
-@every_kind
 def test_max_similarity_is_that_of_the_closest_row(similarity: Similarity, exact: np.ndarray) -> None:
     others = np.array([5, 11, 2])
     rows = np.arange(40)
@@ -43,8 +34,3 @@ def test_max_similarity_is_that_of_the_closest_row(similarity: Similarity, exact
         max_similarity(similarity, rows, others), exact[:, others].max(axis=1), rtol=1e-4, atol=1e-3
     )
     assert np.isneginf(max_similarity(similarity, rows, others[:0])).all()
-
-
-def test_a_row_of_zeros_is_similar_to_none() -> None:
-    cosine = Cosine.from_rows(np.array([[0.0, 0.0], [1.0, 0.0]]))
-    assert cosine.between(slice(None), slice(None)).tolist() == [[0, 0], [0, 1]]

@@ -105,7 +105,7 @@ def test_weights_pull_the_centres() -> None:
     assert (points[chosen, 0] > 0).sum() > (points[plain, 0] > 0).sum() + 4
 
 
-@pytest.mark.parametrize("strategy", ["diverse", "typiclust", "k_center", "facility_location", "badge"])
+@pytest.mark.parametrize("strategy", ["diverse", "typiclust", "mmr", "facility_location", "badge"])
 def test_the_number_of_threads_does_not_matter(strategy: str) -> None:
     from threadpoolctl import threadpool_limits
 

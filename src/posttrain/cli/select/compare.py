@@ -8,7 +8,6 @@ import typer
 
 from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.workspace import CURRENT_FOLDER, ColumnOption, WorkspaceOption, merge_columns, open_workspace
-from posttrain.select.strategy import AUTO
 from posttrain.store.errors import UserError
 
 _DEFAULT_STRATEGIES = "auto,random,margin,uncertain_diverse,typiclust,facility_location,badge"
@@ -22,14 +21,11 @@ def compare(
     ] = 6,
     batch: Annotated[int, typer.Option(min=1, help="Labels a batch.")] = 50,
     labels: Annotated[int, typer.Option(min=1, help="Labels at the end of a curve.")] = 500,
-    cold_start: Annotated[
-        str, typer.Option(help="Strategy for the first labels, where the strategy itself needs a model's predictions.")
-    ] = AUTO,
     embedder: Annotated[
         str | None,
         typer.Option(
             help="champion (in a workspace), minilm, a folder or a Hub id in that layout; minilm of files, and in a "
-            "workspace what select.scoring.embeddings names, by default."
+            "workspace what select.embeddings names, by default."
         ),
     ] = None,
     column: ColumnOption = None,
@@ -38,13 +34,7 @@ def compare(
 ) -> None:
     """Compare the learning curves of strategies on labelled records, and recommend one."""
     from posttrain.inspect.labelled_records import embed_labelled, embed_labelled_files
-    from posttrain.select.strategy_comparison import (
-        BASELINE,
-        TARGET,
-        check_cold_start,
-        check_strategies,
-        recommendation,
-    )
+    from posttrain.select.strategy_comparison import BASELINE, TARGET, check_strategies, recommendation
     from posttrain.select.strategy_comparison import compare_strategies as compared
 
     names = [name.strip() for name in strategies.split(",") if name.strip()]
@@ -52,7 +42,6 @@ def compare(
         raise UserError("no strategy is named", where="--strategies", fix="such as auto,margin")
     # Before the embedding, which may take minutes.
     check_strategies(names)
-    check_cold_start(cold_start)
     if column and not files:
         raise UserError("there is no file to map columns of", where="--column", fix="name the file")
     if files:
@@ -60,7 +49,7 @@ def compare(
     else:
         with open_workspace(workspace) as (store, config):
             features, answers = embed_labelled(store, config, embedder)
-    result = compared(features, answers, names, seeds=seeds, batch=batch, most=labels, cold_start=cold_start)
+    result = compared(features, answers, names, seeds=seeds, batch=batch, most=labels)
     line = recommendation(result.summaries, BASELINE)
     if json:
         print_json({**asdict(result), "advice": line})

@@ -18,7 +18,7 @@ _FORMATS = (".jsonl", ".csv", ".tsv", ".parquet")
 
 def hard(
     percentile: Annotated[
-        float | None, typer.Option(min=0, max=100, help="Percentile of losses and entropies; select.hard.percentile.")
+        float | None, typer.Option(min=0, max=100, help="Percentile of losses and entropies; 90 by default.")
     ] = None,
     n: Annotated[int, typer.Option("--n", min=1, help="Most rows to show of each list; --json has all.")] = 20,
     pairs: Annotated[
@@ -36,6 +36,7 @@ def hard(
     """
     from posttrain.data.versions.export import export_file
     from posttrain.inspect.hard_records import hard_pairs, hard_records
+    from posttrain.select.hard_cases import HIGH_LOSS_PERCENTILE
 
     if pairs is not None:
         if percentile is not None:
@@ -47,7 +48,7 @@ def hard(
         _show_pairs(mined, pairs, n, json)
         return
     with open_workspace(workspace, write=True) as (store, config):
-        level = config.select.hard.percentile if percentile is None else percentile
+        level = HIGH_LOSS_PERCENTILE if percentile is None else percentile
         records = hard_records(store, config, level)
     if json:
         lists = {"training": records.training, "pool": records.pool, "test": records.test}

@@ -16,7 +16,7 @@ from posttrain.store.errors import UserError
 
 if TYPE_CHECKING:
     from posttrain.models.ensembles.ensemble import Ensemble
-    from posttrain.models.generate import Generation
+    from posttrain.models.generator import Answer
     from posttrain.models.language_model import LanguageModel
 
 _COLUMNS = ("id", "prompt", "completion", "rejected", "text", "source", "line", "meta")
@@ -129,23 +129,23 @@ class GivenAnswers:
     """
 
     task: TaskConfig
-    answers: Sequence[Generation]
+    answers: Sequence[Answer]
 
-    def generate(self, prompts: Sequence[Turns]) -> list[Generation]:
+    def generate(self, prompts: Sequence[Turns]) -> list[Answer]:
         """Returns the answers."""
         return list(self.answers)
 
 
-def write_answers(model: LanguageModel | Ensemble | GivenAnswers, prompts: Sequence[Turns]) -> list[Generation]:
+def write_answers(model: LanguageModel | Ensemble | GivenAnswers, prompts: Sequence[Turns]) -> list[Answer]:
     """Has a model or an ensemble answer every prompt."""
-    from posttrain.models.generate import generate
+    from posttrain.models.generator import greedy_answers
     from posttrain.models.language_model import LanguageModel
 
-    return generate(model, prompts) if isinstance(model, LanguageModel) else model.generate(prompts)
+    return greedy_answers(model, prompts) if isinstance(model, LanguageModel) else model.generate(prompts)
 
 
 def from_generations(
-    answers: Sequence[Generation],
+    answers: Sequence[Answer],
     score: Sequence[float],
     valid: Sequence[bool],
     metrics: Mapping[str, float] | None = None,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
@@ -22,6 +23,8 @@ ANSWERS = "answers.parquet"
 """One row for each prompt with two different answers: the record's ``id``, and the answers ``a`` and ``b``."""
 
 _TEMPERATURE = 1.0  # DPO's samples are from the model itself: R. Rafailov et al., NeurIPS 2023, section 4
+
+_TOP_P = 0.95
 
 _ATTEMPTS = 4
 
@@ -92,19 +95,23 @@ class Answer(Stage):
 
 def sample_pairs(context: RoundContext, model: str, prompts: list[Turns]) -> list[tuple[str, str] | None]:
     """Samples two different answers to each prompt; None where there are none after several attempts."""
-    from posttrain.data.generation.local_model import LocalModel
+    from posttrain.models.generator import LocalGenerator, Request, Sampling
 
-    lm = context.model(model)
+    generator = LocalGenerator(context.model(model))
     answers: list[list[str]] = [[] for _ in prompts]
     for attempt in range(_ATTEMPTS):
         missing = [row for row, texts in enumerate(answers) if len(texts) < 2]
         if not missing:
             break
-        sampler = LocalModel(lm, lm.task.max_new_tokens, _TEMPERATURE, seed=context.seed(f"answer {attempt}"))
         rows = [row for row in missing for _ in range(2)]
-        for row, text in zip(rows, sampler([prompts[row] for row in rows]), strict=True):
-            if text is not None and text not in answers[row]:
-                answers[row].append(text)
+        seeds = np.random.SeedSequence(context.seed(f"answer {attempt}")).generate_state(len(rows)).tolist()
+        requests = [
+            Request(prompts[row], Sampling(temperature=_TEMPERATURE, top_p=_TOP_P, seed=seed))
+            for row, seed in zip(rows, seeds, strict=True)
+        ]
+        for row, answer in zip(rows, generator.generate(requests), strict=True):
+            if answer.finished and answer.text not in answers[row]:
+                answers[row].append(answer.text)
     return [(texts[0], texts[1]) if len(texts) > 1 else None for texts in answers]
 
 

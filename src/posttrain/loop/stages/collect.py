@@ -12,7 +12,6 @@ from posttrain.data.sets.pool_and_test import LoopData, build_pool_and_test, inp
 from posttrain.data.versions.named_versions import resolve_versions
 from posttrain.data.versions.version import write_dataset
 from posttrain.loop.context import RoundContext
-from posttrain.loop.costs import check_costs
 from posttrain.loop.difficulty import check_columns
 from posttrain.loop.history import parent_dataset
 from posttrain.loop.record import LoopRecord
@@ -60,7 +59,6 @@ class Collect(RoundStep):
             # Now, as the stages before the next training set read its parent too.
             rebuild_training_set(context, parent_dataset(context.workspace))
         check_columns(context, data.pool.id, data.labelled.id)
-        check_costs(context, data.pool.id)
         # Logged after the checks: a user's mistake is one line and nothing else.
         if context.number:
             log.info("round %d", context.number)

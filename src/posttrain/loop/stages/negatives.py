@@ -61,7 +61,7 @@ class HardNegativePairs(Stage):
     def execute(cls, context: RoundContext) -> RoundState:
         """Makes the pairs, if the config asks for them."""
         state = context.state
-        if not context.config.select.hard.negatives or state.dataset is None:
+        if not context.config.select.hard_negatives or state.dataset is None:
             # Those of an earlier attempt go, as the config has changed since.
             return state.without(cls.name)
         champion = state.id("champion")

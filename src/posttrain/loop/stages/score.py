@@ -16,7 +16,6 @@ from posttrain.evaluate.suite import read_evaluation
 from posttrain.label.queue import Queue
 from posttrain.loop.batch_counts import STAGE as COUNTS
 from posttrain.loop.context import RoundContext, model_key
-from posttrain.loop.costs import add_cost_column
 from posttrain.loop.difficulty import follows_scores
 from posttrain.loop.gain import STAGE as GAIN
 from posttrain.loop.history import finished_states, parent_dataset
@@ -32,12 +31,13 @@ from posttrain.loop.score_files import (
     cases_to_rows,
     load_array,
 )
-from posttrain.loop.scoring import fit_calibration, remove_unused_scores, scoring_for, scoring_inputs, scoring_settings
+from posttrain.loop.scoring import fit_calibration, remove_unused_scores, scoring_for
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.evaluate import Evaluate
 from posttrain.loop.state import RoundState
 from posttrain.report.section import Text
 from posttrain.select.hard_cases import (
+    HIGH_LOSS_PERCENTILE,
     MAX_HARD_CASES,
     POOL_KINDS,
     TRAINING_KIND,
@@ -52,7 +52,7 @@ from posttrain.select.scores.context import ScoringContext
 from posttrain.select.scores.passes import to_matrix
 from posttrain.select.scores.registry import SCORES as SCORE_NAMES
 from posttrain.select.scores.table import embed_records, score_labelled, score_pool, unscored_table
-from posttrain.select.strategy import MAX_AGREEMENT_RECORDS, neighbour_agreement
+from posttrain.select.strategy import MAX_AGREEMENT_RECORDS, depends_on_neighbours, neighbour_agreement
 from posttrain.store.errors import DamagedArtifactError
 from posttrain.store.message import Message
 
@@ -84,7 +84,7 @@ class Score(Stage):
         evaluation: Id of the champion's evaluation.
         cold: True to embed only, because the champion is untrained and its probabilities say nothing.
         others: Evaluations that hard cases compare the champion's with, by role.
-        scoring: The champion, and the models that the configured scores need besides it.
+        scoring: The champion, and the model that embeds records.
     """
 
     champion: str
@@ -98,7 +98,7 @@ class Score(Stage):
     name = "score"
     title = Message("score")
     kind = "scores"
-    version = 6
+    version = 7
 
     @classmethod
     def execute(cls, context: RoundContext) -> RoundState:
@@ -148,28 +148,25 @@ class Score(Stage):
         return cls(champion, pool, train, test, evaluation, cold, others, scoring_for(context, champion))
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
-        """Returns the champion, the records, and every model and evaluation that a score depends on."""
+        """Returns the models, the records and the evaluations that scores depend on."""
         inputs = {"champion": self.champion, "pool": self.pool, "train": self.train, "evaluation": self.evaluation}
         inputs |= self.others
         inputs |= {"sentence model": self.scoring.sentences.id} if self.scoring.sentences else {}
-        inputs |= {"test": self.test} if self._by_neighbours(context) or not self.cold else {}
-        return inputs | ({} if self.cold else scoring_inputs(self.scoring, self._score_names(context)))
+        return inputs | ({"test": self.test} if self._by_neighbours(context) or not self.cold else {})
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
         """Returns the numbers of records to score and embed, the scores and the task."""
         select = context.config.select
         settings: dict[str, Any] = {
             "pool_sample": select.pool_sample,
-            "embedded": select.embedding_limit(context.number, self.cold),
+            "embedded": select.embedding_limit(self.cold),
             "by_neighbours": self._by_neighbours(context),
             "cold": self.cold,
-            "cost": select.cost,
+            "dropped": dropped_records(context),
         }
-        settings |= {"dropped": dropped_records(context)}
-        settings |= {} if self.cold else {"hard_cases": select.hard_cases}
-        if not self.cold and {"high_loss", TRAINING_KIND, "high_entropy"} & set(select.hard_cases):
-            settings |= {"percentile": select.hard.percentile}
-        return settings | scoring_settings(context, cold=self.cold) | model_key(context)
+        # Embeddings depend on no scores: a change of these redoes no cold start.
+        settings |= {} if self.cold else {"hard_cases": select.hard_cases, "scores": select.wanted_scores()}
+        return settings | model_key(context)
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
         """Writes the score tables, the embeddings of labelled records and the hard test cases."""
@@ -189,7 +186,7 @@ class Score(Stage):
             else:
                 embeddings = to_matrix(scored, "embedding")
             agreement = _neighbours(context, scoring, test, embeddings)
-        embedded = select.embedding_limit(context.number, self.cold, agreement.get("neighbours_share", True))
+        embedded = select.embedding_limit(self.cold, agreement.get("neighbours_share", True))
         # Drawn from the same order, after the sample: no record is embedded twice.
         embedded_only = sample_pool(free, embedded - sample, seed, after=sample)
         # Every configured score has a column in a cold start too, so that tables of all rounds have one schema.
@@ -197,8 +194,7 @@ class Score(Stage):
         unscored = unscored_table(scaled, embedded_only, names) if scored is None or embedded_only.num_rows else None
         scores = with_sample_sizes(unscored, free) if scored is None else scored
         if unscored is not None and not self.cold:
-            parquet.write_table(add_cost_column(unscored, free, select.cost), out / UNSCORED)
-        scores = add_cost_column(scores, free, select.cost)
+            parquet.write_table(unscored, out / UNSCORED)
         parquet.write_table(scores, out / SCORES)
         if labelled.num_rows:
             np.save(out / LABELLED, embed_records(scoring, labelled), allow_pickle=False)
@@ -208,7 +204,7 @@ class Score(Stage):
         if not self.cold:
             cases, hard = hard_test_cases(context, self.evaluation, self.others, test)
             if TRAINING_KIND in select.hard_cases:
-                training_cases, rows = hard_training_cases(context, scoring, labelled)
+                training_cases, rows = hard_training_cases(scoring, labelled)
                 cases, hard = cases + training_cases, concat([hard, labelled.take(rows)])
             if set(POOL_KINDS) & set(select.hard_cases):
                 embedded = scores if unscored is None else pa.concat_tables([scores, unscored])
@@ -234,8 +230,8 @@ class Score(Stage):
         reasons: dict[str, list[str]] = {}
         if "high_entropy" in select.hard_cases:
             entropy = pool["entropy"].to_numpy(zero_copy_only=False)
-            for row in above_percentile(entropy, select.hard.percentile)[:MAX_HARD_CASES].tolist():
-                reasons[ids[row]] = [f"entropy above the pool's {select.hard.percentile:g}th percentile"]
+            for row in above_percentile(entropy, HIGH_LOSS_PERCENTILE)[:MAX_HARD_CASES].tolist():
+                reasons[ids[row]] = [f"entropy above the pool's {HIGH_LOSS_PERCENTILE:g}th percentile"]
         if "boundary" in select.hard_cases and embeddings is not None:
             main = next(iter(read_evaluation(context.path(self.evaluation)).values()))
             confusions = confused_labels(main.predictions, context.config.task.label_set)
@@ -253,9 +249,8 @@ class Score(Stage):
 
     def _by_neighbours(self, context: RoundContext) -> bool:
         """Returns True if the strategy depends on whether neighbours share labels."""
-        return bool(context.config.task.label_set) and context.config.select.depends_on_neighbours(
-            context.number, self.cold
-        )
+        config = context.config
+        return bool(config.task.label_set) and depends_on_neighbours(config.select.strategy, self.cold)
 
 
 def _are_whole(context: RoundContext, *ids: str) -> bool:
@@ -309,23 +304,18 @@ def hard_test_cases(
     """
     main = next(iter(read_evaluation(context.path(evaluation)).values()))
     predictions = {role: read_evaluation(context.path(id))[main.name].predictions for role, id in others.items()}
-    select = context.config.select
-    ranked = hard_cases(
-        select.hard_cases, Evaluations(main.predictions, **predictions, percentile=select.hard.percentile)
-    )
+    ranked = hard_cases(context.config.select.hard_cases, Evaluations(main.predictions, **predictions))
     row_of = {id: row for row, id in enumerate(records["id"].to_pylist())}
     # The first suite may measure on a file of its own, whose records the test set does not hold.
     cases = [case for case in ranked if case.id in row_of]
     return cases, records.take(pa.array([row_of[case.id] for case in cases], pa.int64()))
 
 
-def hard_training_cases(
-    context: RoundContext, scoring: ScoringContext, labelled: pa.Table
-) -> tuple[list[HardCase], list[int]]:
+def hard_training_cases(scoring: ScoringContext, labelled: pa.Table) -> tuple[list[HardCase], list[int]]:
     """Finds the training records whose loss is above the percentile; returns them and their rows, hardest first."""
     scores = score_labelled(scoring, labelled, ["loss"])
     row_of = {id: row for row, id in enumerate(labelled["id"].to_pylist())}
-    high = above_percentile(scores["loss"].to_numpy(), context.config.select.hard.percentile)[:MAX_HARD_CASES]
+    high = above_percentile(scores["loss"].to_numpy(), HIGH_LOSS_PERCENTILE)[:MAX_HARD_CASES]
     rows = [row_of[id] for id in scores["id"].take(pa.array(high)).to_pylist()]
     answers = labelled["completion"].take(pa.array(rows, pa.int64())).to_pylist()
     ids = labelled["id"].take(pa.array(rows, pa.int64())).to_pylist()

@@ -40,7 +40,6 @@ from posttrain.loop.state import RoundState
 from posttrain.report.formatting import reason_text
 from posttrain.report.section import Section, Text, blocks
 from posttrain.select.batch import choose_batch, with_predictions
-from posttrain.select.config import SelectConfig
 from posttrain.select.hard_cases import FocusTargets
 from posttrain.select.pool_map import pool_map
 from posttrain.select.strategy import AUTO, confidence_predicts_errors
@@ -74,7 +73,7 @@ class Select(Stage):
     name = STAGE
     title = Message("select")
     kind = "selection"
-    version = 5
+    version = 6
 
     @classmethod
     def execute(cls, context: RoundContext) -> RoundState:
@@ -137,33 +136,35 @@ class Select(Stage):
         return {"scores": self.scores.id, "evaluation": self.evaluation}
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
-        """Returns the strategy of this round with its options."""
-        # Without `stop`: the estimate is made after the batch and changes none. What is hard is in the scores.
-        config = self._config(context)
-        auto = context.config.select.strategy == AUTO
-        return {"select": config.model_dump(mode="json", exclude={"stop", "hard"}), "n": self.n, "auto": auto}
+        """Returns the config section and the size of the batch."""
+        # Without `stop`: the estimate is made after the batch and changes none.
+        return {
+            "select": context.config.select.model_dump(mode="json", exclude={"stop", "hard_negatives"}),
+            "n": self.n,
+        }
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
         """Writes the batch and a map of the pool."""
-        folder, config = context.path(self.scores.id), self._config(context)
-        covering = context.config.select.for_round(context.number, bool(context.config.task.label_set))
+        folder, config = context.path(self.scores.id), context.config.select
         main = next(iter(read_evaluation(context.path(self.evaluation)).values()))
-        auto = context.config.select.strategy == AUTO
-        covers = self.cold or (auto and not _predicts_errors(main.predictions))
-        strategy, other = (each.cold_start if covers else str(each.strategy) for each in (config, covering))
-        kappa = self.scores.meta["neighbours_kappa"] if strategy != other else None
-        random_reason = "" if kappa is None else f"neighbours hardly share labels (kappa {kappa:.2f})"
+        strategy = config.batch_strategy(
+            cold=self.cold,
+            has_labels=bool(context.config.task.label_set),
+            predicts_errors=self.cold or config.strategy != AUTO or _predicts_errors(main.predictions),
+            neighbours_share_labels=self.scores.meta.get("neighbours_share", True),
+        )
+        unshared = None if self.scores.meta.get("neighbours_share", True) else self.scores.meta["neighbours_kappa"]
+        random_reason = "" if unshared is None else f"neighbours hardly share labels (kappa {unshared:.2f})"
         if random_reason:
-            log.info("  %s: choosing by %s, not by %s", random_reason, strategy, other)
-        focus = FocusTargets() if covers else _focus_targets(folder, worst_classes(main.per_class))
+            log.info("  %s: choosing by %s, as covering the pool gains little", random_reason, strategy.name)
+        focus = FocusTargets() if strategy.cold else _focus_targets(folder, worst_classes(main.per_class))
         table, labelled = parquet.read_table(folder / SCORES), load_array(folder / LABELLED)
         unscored = parquet.read_table(folder / UNSCORED) if (folder / UNSCORED).exists() else None
         batch = choose_batch(
-            *(config, table, self.n, context.seed("select")),
+            *(config, strategy, table, self.n, context.seed("select")),
             unscored=unscored,
             targets=focus,
             labelled=labelled,
-            cold=covers,
             random_reason=random_reason,
         )
         if not self.cold and batch["predicted"].null_count:
@@ -178,14 +179,10 @@ class Select(Stage):
             "records": batch.num_rows,
             "reasons": {entry["values"]: entry["counts"] for entry in reasons},
             "worst_classes": list(focus.classes),
-            "strategy": strategy,
-            **({} if kappa is None else {"unshared": kappa}),
+            "strategy": strategy.name,
+            "options": dict(strategy.options),
+            **({} if unshared is None else {"unshared": unshared}),
         }
-
-    def _config(self, context: RoundContext) -> SelectConfig:
-        """Returns the select section of this round."""
-        shared = self.scores.meta.get("neighbours_share", True)
-        return context.config.select.for_round(context.number, bool(context.config.task.label_set), shared)
 
 
 def _nothing_to_label(context: RoundContext, reason: str) -> RoundState:
@@ -198,15 +195,13 @@ def _score_selected(
 ) -> pa.Table:
     """Scores those records of a batch that were only embedded before."""
     # Here and not at the top: the verbs that only read selections import this module, and need no model.
-    from posttrain.loop.costs import add_cost_column
     from posttrain.loop.scoring import scoring_for
     from posttrain.select.scores.table import score_records
 
     missing = batch.filter(compute.is_null(batch["predicted"]))["id"].combine_chunks()
     scoring = scoring_for(context, champion, scores.meta.get("temperature", 1.0))
     records = pool.filter(compute.is_in(pool["id"], value_set=missing))
-    select = context.config.select
-    return add_cost_column(score_records(scoring, records, select.wanted_scores()), records, select.cost)
+    return score_records(scoring, records, context.config.select.wanted_scores())
 
 
 def _predicts_errors(predictions: pa.Table) -> bool:

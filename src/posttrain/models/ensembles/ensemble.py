@@ -25,7 +25,7 @@ from posttrain.models.ensembles.texts import (
     exact_match,
     score_members,
 )
-from posttrain.models.generate import Generation
+from posttrain.models.generator import Answer
 from posttrain.models.task import TaskConfig, Turns
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.files import write_atomically
@@ -127,11 +127,11 @@ class Ensemble:
             return answer_by_gate(members, self._gate, features, prompts, all_models=all_models)
         return answer_by_vote(members, parameters.weights, prompts)
 
-    def generate(self, prompts: Sequence[Turns]) -> list[Generation]:
+    def generate(self, prompts: Sequence[Turns]) -> list[Answer]:
         """Answers every prompt: a label where the task has a set of them, else a text."""
         if labels := self.task.label_set:
             best = self.label_scores(prompts).log_probabilities.argmax(axis=1)
-            return [Generation(labels[index], True) for index in best.tolist()]
+            return [Answer(labels[index]) for index in best.tolist()]
         return self.texts(prompts).answers
 
     def describe(self, scores: EnsembleScores, truth: npt.ArrayLike) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from posttrain.models.ensembles.pooling import MIN_LOG_PROBABILITY
-from posttrain.models.generate import Generation, generate
+from posttrain.models.generator import Answer, greedy_answers
 from posttrain.models.linear_head import LinearHead
 from posttrain.models.task import Turns
 from posttrain.store.errors import UserError
@@ -148,7 +148,7 @@ class MemberTexts:
 
     members: Sequence[Member]
     prompts: Sequence[Turns]
-    answers: list[list[Generation | None]] = field(init=False)
+    answers: list[list[Answer | None]] = field(init=False)
     seconds: Floats = field(init=False)
     flops: Floats = field(init=False)
 
@@ -172,12 +172,12 @@ class MemberTexts:
         model = self.members[number].language_model("write a text")
         prompts = [self.prompts[row] for row in rows.tolist()]
         start = time.perf_counter()
-        answers = generate(model, prompts, log_probabilities=True)
+        answers = greedy_answers(model, prompts, log_probabilities=True)
         self.seconds[number] += time.perf_counter() - start
         for row, answer in zip(rows.tolist(), answers, strict=True):
             self.answers[number][row] = answer
         tokens = [
-            len(model.prompt_ids(prompt)) + answer.tokens for prompt, answer in zip(prompts, answers, strict=True)
+            len(model.prompt_ids(prompt)) + len(answer.ids) for prompt, answer in zip(prompts, answers, strict=True)
         ]
         self.flops[number, rows] = 2.0 * _parameters(model.decoder) * np.array(tokens, np.float64)
 
@@ -189,20 +189,20 @@ class MemberTexts:
         """
         return np.array([[_confidence(answer) for answer in own] for own in self.answers])
 
-    def complete(self) -> list[list[Generation]]:
+    def complete(self) -> list[list[Answer]]:
         """Returns the answers of models that were asked everything, [M][N]."""
         return [[answer for answer in own if answer is not None] for own in self.answers]
 
-    def by(self, chosen: npt.NDArray[np.int64]) -> list[Generation]:
+    def by(self, chosen: npt.NDArray[np.int64]) -> list[Answer]:
         """Returns the answer of model ``chosen[i]``, which was asked, to each prompt i."""
         answers = [self.answers[number][row] for row, number in enumerate(chosen.tolist())]
         return [answer for answer in answers if answer is not None]
 
 
-def _confidence(answer: Generation | None) -> float:
-    if answer is None or answer.log_probability is None:
+def _confidence(answer: Answer | None) -> float:
+    if answer is None or answer.mean_log_probability is None:
         return np.nan
-    return float(min(np.exp(answer.log_probability), 1.0)) if answer.finished else 0.0
+    return float(min(np.exp(answer.mean_log_probability), 1.0)) if answer.finished else 0.0
 
 
 def prompt_texts(prompts: Sequence[Turns]) -> list[str]:

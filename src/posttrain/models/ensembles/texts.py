@@ -15,14 +15,14 @@ import numpy.typing as npt
 from posttrain.models.ensembles.cascade import can_answer, choose_models, is_bounded
 from posttrain.models.ensembles.members import Member, MemberTexts, embedder_flops, prompt_texts
 from posttrain.models.ensembles.mixture_gate import MixtureGate
-from posttrain.models.generate import Generation
+from posttrain.models.generator import Answer
 from posttrain.models.task import Turns
 from posttrain.store.errors import UserError
 from posttrain.store.text_files import normalise_text
 
 Floats = npt.NDArray[np.float64]
 
-AnswerScore = Callable[[Sequence[Generation]], npt.ArrayLike]
+AnswerScore = Callable[[Sequence[Answer]], npt.ArrayLike]
 """Scores answers to N held-out prompts: float [N] in [0, 1], higher is better."""
 
 
@@ -38,7 +38,7 @@ class EnsembleTexts:
         gate_flops: float64 [N], what it computed for each prompt.
     """
 
-    answers: list[Generation]
+    answers: list[Answer]
     answered_by: npt.NDArray[np.int64]
     members: MemberTexts
     gate_seconds: float = 0.0

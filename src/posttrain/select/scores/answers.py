@@ -1,10 +1,7 @@
-"""Greedy answers and the model's confidence in them: likelihood, token entropy, stated confidence; input perplexity."""
+"""Greedy answers and the model's confidence in them: likelihood and token entropy; perplexity of the input."""
 
 from __future__ import annotations
 
-import logging
-import math
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from posttrain.models.task import TaskConfig
 from posttrain.select.scores.context import ScoringBatch
 from posttrain.select.scores.passes import ScoreGroup, ScoringInput, to_list_column
 from posttrain.select.scores.uncertainty import Floats
@@ -20,24 +16,8 @@ from posttrain.select.scores.uncertainty import Floats
 if TYPE_CHECKING:
     from posttrain.models.language_model import LanguageModel
 
-log = logging.getLogger("posttrain")
-
 _CHUNK = 64
 _PERPLEXITY_CHUNK = 256
-
-_MAX_REPLY_TOKENS = 8  # a number and a percent sign; a model that goes on gives no number
-_CONFIDENCE_PROMPT = (
-    "How likely is it that your answer is right? Reply with one whole number from 0 (surely wrong) to 100 (surely "
-    "right), and nothing else."
-)
-_CONFIDENCE_REPLY = re.compile(r"([0-9]{1,3})\s*%?\.?")
-
-
-def score_log_probability(batch: ScoringBatch) -> Floats:
-    """Scores records by the log-probability of the greedy answer."""
-    assert batch.base is not None
-    values: Floats = batch.base["log_probability"].to_numpy()
-    return values
 
 
 def score_token_entropy(batch: ScoringBatch) -> Floats:
@@ -52,25 +32,15 @@ def score_perplexity(batch: ScoringBatch) -> Floats:
     return values
 
 
-def score_verbalised_confidence(batch: ScoringBatch) -> Floats:
-    """Scores records by the confidence that the model states; warns of replies without a number."""
-    values: Floats = batch.scoring.run(verbalised_group(), batch.inputs_with_answers)[
-        "verbalised_confidence"
-    ].to_numpy()
-    if missing := int(np.isnan(values).sum()):
-        log.warning("  verbalised_confidence: no number for %d of %d records", missing, len(values))
-    return values
-
-
 def answer_group() -> ScoreGroup:
     """Computes the greedy answer ``predicted``, its ``log_probability`` (nats), ``tokens`` and ``embedding`` [N, D]."""
 
     def score(lm: LanguageModel, records: Sequence[ScoringInput]) -> pa.Table:
-        from posttrain.models.generate import generate
+        from posttrain.models.generator import greedy_answers
         from posttrain.models.likelihood import answer_log_likelihoods, prompt_embeddings
 
         prompts = [record.prompt for record in records]
-        answers = [answer.text for answer in generate(lm, prompts)]
+        answers = [answer.text for answer in greedy_answers(lm, prompts)]
         sums, counts = answer_log_likelihoods(lm, prompts, answers)
         return pa.table(
             {
@@ -115,41 +85,6 @@ def token_entropy_group() -> ScoreGroup:
         return pa.table({"token_entropy": pa.array(entropies, pa.float64())})
 
     return ScoreGroup("token_entropy", 1, {}, score, _CHUNK)
-
-
-def verbalised_group() -> ScoreGroup:
-    """Reads ``verbalised_confidence``: the confidence that the model states, from 0 to 1; NaN if it states none.
-
-    K. Tian et al., Just Ask for Calibration, EMNLP 2023 (arXiv:2305.14975): the answer first, then, in a turn of its
-    own, the probability.
-    """
-
-    def score(lm: LanguageModel, records: Sequence[ScoringInput]) -> pa.Table:
-        from posttrain.models.generate import generate
-        from posttrain.models.language_model import LanguageModel
-
-        # Without the task's template: it belongs to the first question, not to the one about confidence.
-        plain = LanguageModel(lm.model, lm.tokenizer, TaskConfig(max_new_tokens=_MAX_REPLY_TOKENS))
-        prompts = [
-            [
-                *lm.task.turns(record.prompt),
-                {"role": "assistant", "content": record.answers[0]},
-                {"role": "user", "content": _CONFIDENCE_PROMPT},
-            ]
-            for record in records
-        ]
-        confidences = [stated_confidence(reply.text) for reply in generate(plain, prompts)]
-        return pa.table({"verbalised_confidence": pa.array(confidences, pa.float64())})
-
-    return ScoreGroup("verbalised", 1, {}, score, _CHUNK)
-
-
-def stated_confidence(reply: str) -> float:
-    """Parses a reply of one number over 100: ``80``, ``80%`` or ``80.``; NaN for a reply with anything else in it."""
-    match = _CONFIDENCE_REPLY.fullmatch(reply.strip())
-    # A reply with more in it is not parsed: the number in "1 of 10" is no percentage.
-    number = int(match[1]) if match else 101
-    return number / 100 if number <= 100 else math.nan
 
 
 def perplexity_group() -> ScoreGroup:

@@ -26,6 +26,8 @@ RowMask = npt.NDArray[np.bool_]
 
 MIN_CALIBRATION_RECORDS = 30
 
+_MAX_CALIBRATION_RECORDS = 500
+
 _MIN_ANSWER_TEMPERATURE = 1e-3  # long answers are wrong though each of their tokens is all but sure
 
 _MIN_SURPRISAL = 1e-9  # of a certain answer, whose loss at any temperature would be infinite if it is wrong
@@ -151,19 +153,16 @@ def calibrate_champion(scoring: ScoringContext, records: pa.Table, predictions: 
     """Fits the temperature at which the champion's confidence in labels, or in its written answers, is its accuracy.
 
     Args:
-        scoring: the champion, the labels and the number of records (``scoring.config.calibration``).
+        scoring: the champion and the labels.
         records: RECORD table of records that the champion was not trained on.
         predictions: its answers, by ``id``; for a closed label set ``expected`` and ``labels``, the labels'
             log-probabilities; for free text ``predicted`` and ``score``.
 
     Returns:
-        None where there are too few records, the predictions lack probabilities, or calibration is off.
+        None where there are too few records, or the predictions lack probabilities.
     """
-    most = scoring.config.calibration
-    if not most:
-        return None
     judged = (_judged_labels if scoring.labels else _judged_answers)(scoring, predictions, records)
-    sample = sample_pool(judged, most, scoring.seed)
+    sample = sample_pool(judged, _MAX_CALIBRATION_RECORDS, scoring.seed)
     if scoring.labels:
         index_of = {label: index for index, label in enumerate(scoring.labels)}
         truth = [index_of[answer] for answer in sample["expected"].to_pylist()]

@@ -48,82 +48,16 @@ class ScoreSpec:
 
 _HERE = "posttrain.select.scores"
 _BUILTIN = {
-    "bald": ScoreSpec(
-        "labels", 1, "mutual information of label and weights, over passes with dropout", f"{_HERE}.labels:score_bald"
-    ),
-    "vote_entropy": ScoreSpec(
-        "labels", 1, "entropy of the votes of earlier champions", f"{_HERE}.labels:score_vote_entropy"
-    ),
-    "consensus_kl": ScoreSpec(
-        "labels", 1, "mean divergence of earlier champions from their mean", f"{_HERE}.labels:score_consensus_kl"
-    ),
-    "log_probability": ScoreSpec(
-        "text", -1, "log-probability of the greedy answer", f"{_HERE}.answers:score_log_probability"
-    ),
-    "log_probability_variance": ScoreSpec(
-        "text",
-        1,
-        "variance of the sampled answers' log-probabilities",
-        f"{_HERE}.sampled_answers:score_log_probability_variance",
-    ),
     "token_entropy": ScoreSpec(
         "text", 1, "mean entropy of the greedy answer's tokens", f"{_HERE}.answers:score_token_entropy"
     ),
-    "lexical_diversity": ScoreSpec(
-        "text",
-        1,
-        "one minus the mean ROUGE-1 between sampled answers",
-        f"{_HERE}.sampled_answers:score_lexical_diversity",
-    ),
-    "self_consistency": ScoreSpec(
-        "text",
-        -1,
-        "share of sampled answers that are the most frequent one",
-        f"{_HERE}.sampled_answers:score_self_consistency",
-    ),
-    "semantic_entropy": ScoreSpec(
-        "text",
-        1,
-        "entropy over clusters of answers with similar embeddings",
-        f"{_HERE}.semantic_entropy:score_semantic_entropy",
-    ),
-    "semantic_entropy_discrete": ScoreSpec(
-        "text",
-        1,
-        "the same, from the clusters' sizes alone",
-        f"{_HERE}.semantic_entropy:score_semantic_entropy_discrete",
-    ),
-    "entailment_entropy": ScoreSpec(
-        "text",
-        1,
-        "entropy over clusters of answers that entail each other",
-        f"{_HERE}.semantic_entropy:score_entailment_entropy",
-    ),
-    "entailment_entropy_discrete": ScoreSpec(
-        "text",
-        1,
-        "the same, from the clusters' sizes alone",
-        f"{_HERE}.semantic_entropy:score_entailment_entropy_discrete",
-    ),
     "perplexity": ScoreSpec("any", 1, "perplexity of the input", f"{_HERE}.answers:score_perplexity"),
-    "verbalised_confidence": ScoreSpec(
-        "any", -1, "confidence that the model states in its answer", f"{_HERE}.answers:score_verbalised_confidence"
-    ),
     "loss": ScoreSpec("labelled", 1, "nats a token of the right answer", f"{_HERE}.labelled:score_loss"),
-    "gradient_norm": ScoreSpec(
-        "labelled", 1, "norm of that loss's gradient in the output layer", f"{_HERE}.labelled:score_gradient_norm"
-    ),
     "instruction_difficulty": ScoreSpec(
         "labelled",
         1,
         "perplexity of the right answer after its prompt over that without",
         f"{_HERE}.labelled:score_instruction_difficulty",
-    ),
-    "forgetting_events": ScoreSpec(
-        "labelled",
-        1,
-        "times that a later model gets wrong what the one before got right",
-        f"{_HERE}.labelled:score_forgetting_events",
     ),
 }
 
@@ -156,9 +90,9 @@ def check_score_names(names: Iterable[str]) -> None:
 
 
 def requested_scores(scores: Iterable[str], options: Mapping[str, Any]) -> list[str]:
-    """Returns the scores named in the config and those that a selector's options use; each once, by name."""
-    used = [value for key in ("by", "hard") if isinstance(value := options.get(key), str) and value in SCORES]
-    return sorted({*scores, *used})
+    """Returns the scores named in the config and the one that a selector's options use; each once, by name."""
+    by = options.get("by")
+    return sorted({*scores, *([by] if isinstance(by, str) and by in SCORES else [])})
 
 
 def check_scores_fit_task(names: Iterable[str], has_labels: bool, options: Mapping[str, Any]) -> None:
@@ -172,22 +106,22 @@ def check_scores_fit_task(names: Iterable[str], has_labels: bool, options: Mappi
     Raises:
         UserError: if one does not.
     """
-    used = {str(options.get(key)) for key in ("by", "hard")}
+    used = options.get("by")
     for name in names:
-        task = SCORES.load(name, "select.options" if name in used else "select.scores").task
+        task = SCORES.load(name, "select.options" if name == used else "select.scores").task
         if task == "labels" and not has_labels:
             raise UserError(
                 f"score `{name}` needs label probabilities, and free text has none",
                 where="select.scores",
-                fix="use semantic_entropy or token_entropy, or set `task.labels`",
+                fix="use token_entropy, or set `task.labels`",
             )
         if task == "text" and has_labels:
             raise UserError(
                 f"score `{name}` is for written answers, and this task has a closed label set",
                 where="select.scores",
-                fix="use entropy, margin or bald, or leave `task.labels` out",
+                fix="use entropy or margin, or leave `task.labels` out",
             )
-        if task == "labelled" and name in used:
+        if task == "labelled" and name == used:
             raise UserError(
                 f"score `{name}` needs the right answer, which no pool record has",
                 where="select.options",

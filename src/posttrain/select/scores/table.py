@@ -38,8 +38,6 @@ def score_schema(width: int, labels: int = 0, extra: Sequence[str] = ()) -> pa.S
     return pa.schema(
         [
             pa.field("id", pa.string()),
-            pa.field("source", pa.string()),  # file that the record comes from
-            pa.field("cost", pa.float64()),  # letters of the input, which an annotator reads, or the data's own unit
             pa.field("entropy", pa.float64()),  # nats
             pa.field("least_confidence", pa.float64()),
             pa.field("margin", pa.float64()),  # NaN for free text
@@ -64,7 +62,7 @@ def score_pool(scoring: ScoringContext, pool: pa.Table, size: int, seed: int, na
 
     Args:
         scoring: the champion, the labels (none for free text) and the settings.
-        pool: records by the record schema (``id``, ``source``, ``prompt``, ``text``).
+        pool: records by the record schema (``id``, ``prompt``, ``text``).
         size: size of the sample.
         seed: seed of the sample.
         names: further scores, a column each; those of labelled records do not count.
@@ -92,10 +90,10 @@ def score_records(scoring: ScoringContext, records: pa.Table, names: Sequence[st
     """
     prompts, names = prompts_of(records), _pool_scores(names)
     measure = _measure_labels if scoring.labels else _measure_answers
-    columns, embeddings, base = measure(scoring, prompts)
-    batch = ScoringBatch(scoring, prompts, base["predicted"].to_pylist(), base)
+    columns, embeddings = measure(scoring, prompts)
+    batch = ScoringBatch(scoring, prompts, columns["predicted"].to_pylist())
     columns |= {name: np.asarray(SCORES[name].compute(batch), np.float64) for name in names}
-    return _score_table(records, prompts, columns, embeddings, scoring, names)
+    return _score_table(records, columns, embeddings, scoring, names)
 
 
 def unscored_table(scoring: ScoringContext, records: pa.Table, names: Sequence[str] = ()) -> pa.Table:
@@ -107,7 +105,7 @@ def unscored_table(scoring: ScoringContext, records: pa.Table, names: Sequence[s
     columns |= dict.fromkeys(("predicted", "runner_up"), [None] * len(prompts))
     if scoring.labels:
         columns["probabilities"] = to_list_column(np.full((len(prompts), len(scoring.labels)), np.nan))
-    return _score_table(records, prompts, columns, _embed(scoring, prompts), scoring, names)
+    return _score_table(records, columns, _embed(scoring, prompts), scoring, names)
 
 
 def score_labelled(scoring: ScoringContext, records: pa.Table, names: Sequence[str]) -> pa.Table:
@@ -149,8 +147,8 @@ def _inputs(prompts: Sequence[Turns]) -> list[ScoringInput]:
     return [ScoringInput(prompt) for prompt in prompts]
 
 
-def _measure_labels(scoring: ScoringContext, prompts: list[Turns]) -> tuple[Columns, Embeddings, pa.Table]:
-    """Computes base columns, embeddings and base table from the probabilities of a closed label set."""
+def _measure_labels(scoring: ScoringContext, prompts: list[Turns]) -> tuple[Columns, Embeddings]:
+    """Computes base columns and embeddings from the probabilities of a closed label set."""
     labels = scoring.labels
     table = scoring.run(label_group(labels), _inputs(prompts))
     logs = at_temperature(to_matrix(table, "log_probabilities"), scoring.temperature)
@@ -162,17 +160,16 @@ def _measure_labels(scoring: ScoringContext, prompts: list[Turns]) -> tuple[Colu
         "entropy": uncertainty.entropy(probabilities),
         "least_confidence": uncertainty.least_confidence(probabilities),
         "margin": uncertainty.margin(probabilities),
-        "predicted": names[best[:, 0]],
+        "predicted": pa.array(names[best[:, 0]], pa.string()),
         "runner_up": names[best[:, 1]] if len(labels) > 1 else [None] * len(prompts),
         "confidence": probabilities.max(axis=1),
         "probabilities": to_list_column(probabilities),
     }
-    base = pa.table({"predicted": pa.array(names[best[:, 0]], pa.string())})
-    return columns, _embeddings(scoring, prompts, table), base
+    return columns, _embeddings(scoring, prompts, table)
 
 
-def _measure_answers(scoring: ScoringContext, prompts: list[Turns]) -> tuple[Columns, Embeddings, pa.Table]:
-    """Computes base columns, embeddings and base table from greedy answers in free text."""
+def _measure_answers(scoring: ScoringContext, prompts: list[Turns]) -> tuple[Columns, Embeddings]:
+    """Computes base columns and embeddings from greedy answers in free text."""
     table = scoring.run(answer_group(), _inputs(prompts))
     nats = surprisal(table)
     columns: Columns = {
@@ -184,7 +181,7 @@ def _measure_answers(scoring: ScoringContext, prompts: list[Turns]) -> tuple[Col
         "runner_up": [None] * len(prompts),
         "confidence": answer_confidence(nats, scoring.temperature),
     }
-    return columns, _embeddings(scoring, prompts, table), table
+    return columns, _embeddings(scoring, prompts, table)
 
 
 def _embeddings(scoring: ScoringContext, prompts: list[Turns], table: pa.Table) -> Embeddings:
@@ -194,7 +191,6 @@ def _embeddings(scoring: ScoringContext, prompts: list[Turns], table: pa.Table) 
 
 def _score_table(
     records: pa.Table,
-    prompts: list[Turns],
     columns: Columns,
     embeddings: Embeddings,
     scoring: ScoringContext,
@@ -202,9 +198,6 @@ def _score_table(
 ) -> pa.Table:
     columns = {
         "id": records["id"].combine_chunks(),
-        "source": records["source"].combine_chunks(),
-        # At least 1: cost_aware divides by it.
-        "cost": [float(max(1, sum(len(turn["content"]) for turn in prompt))) for prompt in prompts],
         **columns,
         "embedding": to_list_column(embeddings),
     }

@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 from posttrain.select.selectors.k_means import k_means
 from posttrain.select.selectors.pool import Pool, sample_rows
-from posttrain.select.selectors.similarity import DIMENSIONS, Euclidean, Floats, Rows, Weights, blocks
+from posttrain.select.selectors.similarity import DIMENSIONS, Euclidean, Floats, Rows, Weights
 
 # TypiClust's own: most clusters, neighbours of the typicality, and rows below which a cluster is an outlier.
 _MAX_CLUSTERS = 500
@@ -15,16 +15,13 @@ _MIN_CLUSTER_SIZE = 5
 _MAX_REFERENCE = 4096  # rows that neighbours are sought among: distances in a cluster are quadratic
 
 
-def diverse(pool: Pool, n: int, seed: int, dimensions: int | None = DIMENSIONS, mini_batch: int | None = None) -> Rows:
+def diverse(pool: Pool, n: int, seed: int, dimensions: int | None = DIMENSIONS) -> Rows:
     """Chooses the rows nearest to the centres of ``n`` clusters of the pool, whatever the model predicts of them.
 
     Args:
         dimensions: number of principal components; None for the embeddings as they are.
-        mini_batch: rows of a k-means step, such as 8,192, for a large pool in less time; None for all.
     """
-    pool.check_counts(mini_batch=mini_batch)
-    points = pool.whitened_embeddings(dimensions)
-    return nearest_to_centres(points, n, seed, pool.unlabelled_rows, mini_batch=mini_batch)
+    return nearest_to_centres(pool.whitened_embeddings(dimensions), n, seed, pool.unlabelled_rows)
 
 
 def uncertain_diverse(
@@ -102,9 +99,7 @@ def typicality(points: Floats, cluster: Rows, generator: np.random.Generator) ->
     return values
 
 
-def nearest_to_centres(
-    points: Floats, n: int, seed: int, rows: Rows, weights: Weights | None = None, mini_batch: int | None = None
-) -> Rows:
+def nearest_to_centres(points: Floats, n: int, seed: int, rows: Rows, weights: Weights | None = None) -> Rows:
     """Clusters rows into ``n`` groups and takes from each the row nearest to its centre.
 
     Args:
@@ -113,20 +108,13 @@ def nearest_to_centres(
         seed: seed of the first centres.
         rows: int64 [M], the candidates.
         weights: float64 [M], non-negative pull of each candidate on the centres; None for all alike.
-        mini_batch: rows of a k-means step; None for all.
 
     Returns:
         int64 [n] distinct rows: first the n nearest ones, the largest cluster's first. Where there are fewer different
         points than ``n``, second-nearest rows follow, then third-nearest, and so on.
     """
-    if n <= 0:
-        return np.empty(0, np.int64)
-    # In a canonical order, so that the choice depends on the set of rows and not on their order: k-means starts from
-    # rows that are drawn by their position.
-    order = np.argsort(_row_hashes(points)[rows], kind="stable")
-    rows = rows[order]
-    pull = None if weights is None or not weights.any() else weights[order]
-    clusters = k_means(points, rows, n, seed, pull, mini_batch)
+    pull = None if weights is None or not weights.any() else weights
+    clusters = k_means(points, rows, n, seed, pull)
     chosen: Rows = rows[_rank_by_distance(clusters.cluster, clusters.distances, n)]
     return chosen
 
@@ -139,20 +127,3 @@ def _rank_by_distance(cluster: Rows, distance: npt.NDArray[np.floating], n: int)
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     rank[by_distance] = np.arange(len(cluster)) - np.repeat(starts, sizes)
     return np.lexsort((cluster, -sizes[cluster], rank))[:n]
-
-
-def _row_hashes(points: Floats) -> npt.NDArray[np.uint64]:
-    """Returns a number for each row's bytes, the same for equal rows: by multiplication with fixed random ones."""
-    # Multiplied and not SHA-256: a call for each of a million rows would take as long as the clustering.
-    width = points.shape[1] + points.shape[1] % 2  # two numbers make a word
-    factors = np.random.default_rng(0).integers(1, 2**63, width // 2, np.uint64) | np.uint64(1)
-    hashes = np.zeros(len(points), np.uint64)
-    for part in blocks(len(points), 512):
-        values = np.ascontiguousarray(points[part], np.float32)
-        if values.shape[1] < width:
-            values = np.pad(values, ((0, 0), (0, 1)))
-        bits = values.view(np.uint64)
-        bits = bits ^ (bits >> np.uint64(29))  # a factor carries bits to the left alone
-        bits *= factors
-        hashes[part] = bits.sum(axis=1, dtype=np.uint64)
-    return hashes

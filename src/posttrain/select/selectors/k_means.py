@@ -3,18 +3,16 @@
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from posttrain.select.selectors.similarity import Euclidean, Floats, Rows, Weights, blocks
 
 # Rows a centre of the sample, and of the first centres: more move the centres by less than their own sampling does.
 _ROWS_A_CENTRE = 128
-_ROWS_TO_START, _FEW_TO_START = 16, 4
+_ROWS_TO_START = 16
 _MIN_START_ROWS = 4096
 _ITERATIONS = 50
 _TOLERANCE = 1e-3
 _SINGLE_THREAD_ROWS = 2**15
-_MAX_BATCHES, _WINDOW = 100, 5
 
 
 @dataclass(frozen=True)
@@ -32,18 +30,11 @@ class Clusters:
     distances: Floats
 
 
-def k_means(
-    points: Floats, rows: Rows, count: int, seed: int, weights: Weights | None = None, mini_batch: int | None = None
-) -> Clusters:
+def k_means(points: Floats, rows: Rows, count: int, seed: int, weights: Weights | None = None) -> Clusters:
     """Clusters rows by Lloyd's algorithm (S. Lloyd, 1982) from the centres of greedy k-means++.
 
     Centres are fitted to at most 128 rows each, drawn by the seed, and start from at most 16 each, or 4,096. It ends
     when the sum of squared distances falls by less than 0.1%.
-
-    With ``mini_batch`` each step takes that many rows of the sample, and a centre is the mean of all rows that were
-    nearest to it when they were taken (D. Sculley, Web-scale k-means clustering, WWW 2010, algorithm 1, all rows of a
-    step at once). First centres are fitted to 4 rows each. It ends when five steps together are not 0.1% nearer than
-    the five before, or after 100.
 
     Args:
         points: float32 [N, D].
@@ -51,7 +42,6 @@ def k_means(
         count: number of centres, at most M.
         seed: seed of the sample and of the first centres.
         weights: float64 [M], non-negative, how much each row counts; None for all alike.
-        mini_batch: rows of a step; None for Lloyd's algorithm.
     """
     from threadpoolctl import threadpool_limits
 
@@ -63,11 +53,8 @@ def k_means(
         counts = np.maximum(counts, np.finfo(np.float32).tiny)
     # The same bits on any number of cores, except where one thread would take too long.
     with threadpool_limits(limits=1 if len(rows) < _SINGLE_THREAD_ROWS else None):
-        few = slice(max(count * (_ROWS_TO_START if mini_batch is None else _FEW_TO_START), _MIN_START_ROWS))
-        centres = _first_centres(sample[few], count, counts[few], seed)
-        centres = (
-            _lloyd(sample, counts, centres) if mini_batch is None else _mini_batch(sample, counts, centres, mini_batch)
-        )
+        few = slice(max(count * _ROWS_TO_START, _MIN_START_ROWS))
+        centres = _lloyd(sample, counts, _first_centres(sample[few], count, counts[few], seed))
         return _assign(points, rows, centres)
 
 
@@ -81,29 +68,6 @@ def _lloyd(sample: Floats, weights: Weights, centres: Floats) -> Floats:
             break
         before = total
         centres = _means(sample, weights, clusters)
-    return centres
-
-
-def _mini_batch(sample: Floats, weights: Weights, centres: Floats, size: int) -> Floats:
-    """Moves centres by mini-batches."""
-    totals_so_far = np.zeros(len(centres))
-    costs: list[float] = []
-    for step in range(_MAX_BATCHES):
-        # One after another through the sample, which is in random order, and again from its beginning.
-        rows = (np.arange(step * size, step * size + min(size, len(sample)))) % len(sample)
-        clusters = _assign(sample, rows, centres)
-        batch_weights = weights[rows]
-        costs.append(
-            float(clusters.distances @ batch_weights) / max(float(batch_weights.sum()), np.finfo(np.float64).tiny)
-        )
-        recent = np.mean(costs[-_WINDOW:])
-        if len(costs) >= 2 * _WINDOW and recent >= np.mean(costs[-2 * _WINDOW : -_WINDOW]) * (1 - _TOLERANCE):
-            break
-        sums, totals = _sums(sample[rows], batch_weights, clusters)
-        whole = np.where(totals_so_far + totals > 0, totals_so_far + totals, 1)[:, None]
-        moved = (totals_so_far[:, None] * centres + sums) / whole
-        centres = np.where(totals[:, None] > 0, moved, centres).astype(np.float32)
-        totals_so_far += totals
     return centres
 
 
@@ -145,23 +109,18 @@ def _assign(points: Floats, rows: Rows, centres: Floats) -> Clusters:
     return Clusters(centres, cluster, np.maximum(distances, 0, out=distances))
 
 
-def _means(points: Floats, weights: npt.NDArray[np.float64], clusters: Clusters) -> Floats:
-    """Returns the mean of each cluster; for an empty one, a row farthest from its centre."""
-    sums, totals = _sums(points, weights, clusters)
-    centres: Floats = np.divide(sums, totals[:, None], out=np.zeros_like(sums), where=totals[:, None] > 0)
-    empty = np.flatnonzero(totals == 0)
-    centres[empty] = points[np.argsort(-clusters.distances * (weights > 0), kind="stable")[: len(empty)]]
-    return centres
-
-
-def _sums(points: Floats, weights: Weights, clusters: Clusters) -> tuple[Floats, Weights]:
-    """Returns each cluster's weighted sum of rows, float32 [K, D], and sum of weights, float64 [K]."""
+def _means(points: Floats, weights: Weights, clusters: Clusters) -> Floats:
+    """Returns the weighted mean of each cluster; for an empty one, a row farthest from its centre."""
     # By a sparse product: `np.add.at` takes many times as long, and a dense one-hot matrix is M by K.
     from scipy.sparse import csc_array
 
     count = len(clusters.centres)
-    totals = np.bincount(clusters.cluster, weights, minlength=count).astype(np.float64, copy=False)
+    totals = np.bincount(clusters.cluster, weights, minlength=count)
     members = csc_array(
         (weights.astype(np.float32), clusters.cluster, np.arange(len(points) + 1)), (count, len(points))
     )
-    return members @ points, totals
+    sums: Floats = members @ points
+    centres: Floats = np.divide(sums, totals[:, None], out=np.zeros_like(sums), where=totals[:, None] > 0)
+    empty = np.flatnonzero(totals == 0)
+    centres[empty] = points[np.argsort(-clusters.distances * (weights > 0), kind="stable")[: len(empty)]]
+    return centres

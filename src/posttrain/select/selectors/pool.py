@@ -1,7 +1,7 @@
 """The input of a selector: the rows of a score table, some of which have a label already."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral, Real
 from typing import Any
@@ -23,7 +23,7 @@ Scores = Mapping[str, Column]
 Selector = Callable[..., Rows]
 """``selector(pool, n, seed, **options)``: int64 rows for 0 < n <= unlabelled rows, best first.
 
-It returns ``n`` of the unlabelled rows, unless an option bounds them."""
+It returns ``n`` of the unlabelled rows."""
 
 _MEASURES: dict[str, Callable[[Column], Column]] = {
     "entropy": uncertainty.entropy,
@@ -40,13 +40,11 @@ class Pool:
         strategy: name of the selector, for error messages.
         scores: columns of N entries each.
         labelled: bool [N], rows that are never chosen, and that cover their neighbourhood.
-        batch: int64 [B], the labelled rows that were chosen before for the same batch: its bounds count them.
     """
 
     strategy: str
     scores: Scores
     labelled: npt.NDArray[np.bool_]
-    batch: Rows = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __len__(self) -> int:
         return len(self.labelled)
@@ -84,7 +82,7 @@ class Pool:
         """Returns the model's uncertainty, [N]; from ``probabilities`` if a measure is missing.
 
         Args:
-            by: a column that measures it, such as ``entropy``, ``bald`` or ``semantic_entropy``; a column that is high
+            by: a column that measures it, such as ``entropy`` or ``perplexity``; a column that is high
                 where the model is confident, such as ``margin``, is negated.
 
         Raises:

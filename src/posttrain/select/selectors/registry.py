@@ -24,8 +24,7 @@ class SelectorSpec:
             chooses from unscored records too, whose scores are imputed from their neighbours (see
             `posttrain.select.score_columns`). That is no use to a selector that ranks records by uncertainty: a mean
             of several scores is seldom an extreme one, so hardly any imputed record would be chosen.
-        needs_scores: needs the model's answers, which carry no information before it is trained. Without that need it
-            may be ``select.cold_start``.
+        needs_scores: needs the model's answers, which carry no information before it is trained.
     """
 
     function: Selector | str
@@ -44,35 +43,21 @@ class SelectorSpec:
 _HERE = "posttrain.select.selectors"
 
 
-def _covering(path: str) -> SelectorSpec:
-    return SelectorSpec(f"{_HERE}.{path}", covers=True, needs_scores=False)
-
-
 _BUILTIN: dict[str, SelectorSpec] = {
     "random": SelectorSpec(f"{_HERE}.ranking:random", needs_scores=False),
-    "diverse": _covering("clustering:diverse"),
-    "typiclust": _covering("clustering:typiclust"),
-    "prob_cover": _covering("coverage:prob_cover"),
-    "k_center": _covering("farthest_first:k_center"),
-    "facility_location": _covering("coverage:facility_location"),
+    "diverse": SelectorSpec(f"{_HERE}.clustering:diverse", covers=True, needs_scores=False),
+    "typiclust": SelectorSpec(f"{_HERE}.clustering:typiclust", covers=True, needs_scores=False),
+    "facility_location": SelectorSpec(f"{_HERE}.greedy:facility_location", covers=True, needs_scores=False),
     "entropy": SelectorSpec(f"{_HERE}.ranking:entropy"),
     "least_confidence": SelectorSpec(f"{_HERE}.ranking:least_confidence"),
     "margin": SelectorSpec(f"{_HERE}.ranking:margin"),
     "top": SelectorSpec(f"{_HERE}.ranking:top"),
     "uncertain_diverse": SelectorSpec(f"{_HERE}.clustering:uncertain_diverse"),
-    "mmr": SelectorSpec(f"{_HERE}.farthest_first:mmr"),
-    "composite": SelectorSpec(f"{_HERE}.farthest_first:composite"),
-    "density_weighted": SelectorSpec(f"{_HERE}.ranking:density_weighted"),
+    "mmr": SelectorSpec(f"{_HERE}.greedy:mmr"),
     "badge": SelectorSpec(f"{_HERE}.badge:badge"),
-    "stratified": SelectorSpec(f"{_HERE}.ranking:stratified"),
-    "cost_aware": SelectorSpec(f"{_HERE}.ranking:cost_aware"),
 }
 
 SELECTORS: Registry[SelectorSpec | Selector] = Registry("selector", "posttrain.selectors", _BUILTIN)
-
-# For help texts: of the built-in selectors alone, as the flags of others are known only once they are imported.
-COVERAGE_SELECTORS = tuple(name for name, spec in _BUILTIN.items() if spec.covers)
-COLD_START_SELECTORS = tuple(name for name, spec in _BUILTIN.items() if not spec.needs_scores)
 
 
 def selector_spec(name: str) -> SelectorSpec:
@@ -87,7 +72,6 @@ def select(
     n: int,
     seed: int = 0,
     labelled: np.ndarray | None = None,
-    batch: np.ndarray | None = None,
     **options: Any,
 ) -> np.ndarray:
     """Selects the rows of a score table to label next.
@@ -102,7 +86,6 @@ def select(
         n: number of rows; all unlabelled rows when there are fewer.
         seed: seed of the selector's random draws.
         labelled: bool [N], rows that are never returned.
-        batch: int [B], the labelled rows that are already part of the batch: budgets and quotas count them.
         options: the selector's own.
 
     Returns:
@@ -116,8 +99,7 @@ def select(
         raise UserError(f"no strategy `{strategy}`", fix=suggest(strategy, SELECTORS))
     if n < 0:
         raise UserError(f"cannot select {n} records", fix="give 0 or more")
-    before = np.empty(0, np.int64) if batch is None else np.asarray(batch, np.int64)
-    pool = Pool(strategy, scores, _labelled_mask(scores, labelled), before)
+    pool = Pool(strategy, scores, _labelled_mask(scores, labelled))
     count = min(n, len(pool.unlabelled_rows))
     if count == 0:
         return np.empty(0, np.int64)

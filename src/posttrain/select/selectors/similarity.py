@@ -29,9 +29,6 @@ class Similarity(Protocol):
     def between(self, rows: Rows | slice, others: Rows | slice) -> Floats:
         """Returns float32 [rows, others]."""
 
-    def subset(self, rows: Rows) -> "Similarity":
-        """Returns the similarity of these rows alone, copied to contiguous memory."""
-
 
 @dataclass(frozen=True)
 class Euclidean:
@@ -60,41 +57,6 @@ class Euclidean:
         products -= self.halves[others]
         # Rounding may leave a row at a small positive similarity to itself.
         return np.minimum(products, 0, out=products)
-
-    def subset(self, rows: Rows) -> "Euclidean":
-        return Euclidean(self.points[rows], self.halves[rows])
-
-
-@dataclass(frozen=True)
-class Cosine:
-    """The cosine of the angle between two rows; 0 with a row of zeros.
-
-    Attributes:
-        points: float32 [N, D].
-        scales: float32 [N], one over each row's length.
-    """
-
-    points: Floats
-    scales: Floats
-
-    @classmethod
-    def from_rows(cls, points: npt.NDArray[np.floating]) -> "Cosine":
-        """Prepares float [N, D]."""
-        points = np.asarray(points, np.float32)
-        lengths = np.sqrt(np.einsum("nd,nd->n", points, points))
-        return cls(points, np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0))
-
-    def __len__(self) -> int:
-        return len(self.points)
-
-    def between(self, rows: Rows | slice, others: Rows | slice) -> Floats:
-        cosines: Floats = self.points[rows] @ self.points[others].T
-        cosines *= self.scales[rows][:, None]
-        cosines *= self.scales[others]
-        return cosines
-
-    def subset(self, rows: Rows) -> "Cosine":
-        return Cosine(self.points[rows], self.scales[rows])
 
 
 @dataclass(frozen=True)
@@ -128,9 +90,6 @@ class OuterProducts:
         products -= self.halves[rows][:, None]
         products -= self.halves[others]
         return np.minimum(products, 0, out=products)
-
-    def subset(self, rows: Rows) -> "OuterProducts":
-        return OuterProducts(self.left[rows], self.right[rows], self.halves[rows])
 
 
 def blocks(count: int, size: int = _BLOCK_ROWS) -> Iterator[slice]:
