@@ -55,7 +55,9 @@ def test_the_extensions_load_by_their_dotted_paths(folder: Path) -> None:
     config = EvaluateConfig.read({"suites": {"short": {"scorer": "my_scorer:BREVITY"}}}, "posttrain.yaml")
     check_suites(config, has_labels=False)
     assert {"score", "longest", "gain.score.low"} <= metric_names(config, has_labels=False)
-    SelectConfig(strategy="my_selector:unsure_and_short", options={"power": 0.5}).check(has_labels=True)
+    SelectConfig(strategy="my_selector:unsure_and_usual", options={"power": 0.5}, scores=["perplexity"]).check(
+        has_labels=True
+    )
     select = SelectConfig(strategy="top", options={"by": "my_score:LENGTH"})
     select.check(has_labels=True)
     assert select.wanted_scores() == ["my_score:LENGTH"]
@@ -76,7 +78,7 @@ data:
   test: test.csv
   columns: {prompt: text, completion: label}
   steps: [normalise, "my_step:Shout"]
-select: {strategy: "my_selector:unsure_and_short", options: {power: 0.5}, scores: ["my_score:LENGTH"]}
+select: {strategy: "my_selector:unsure_and_usual", options: {power: 0.5}, scores: [perplexity, "my_score:LENGTH"]}
 label: {annotator: oracle, file: answers.csv, per_round: 8}
 train: {epochs: 1, precision: float32}
 evaluate: {suites: {short: {scorer: "my_scorer:BREVITY"}}, latency: {prompts: 2}}
