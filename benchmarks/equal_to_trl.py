@@ -89,8 +89,11 @@ def ours(objective_name: str, model: str, reference: str, batch: str, out: str) 
     else:
         units = pair_units(rows)
     config = TrainConfig.read(
-        {"objective": objective_name, "precision": "float32", "batch_size": len(rows)}
-        | ({objective_name: SETTINGS[objective_name]} if objective_name != "sft" else {}),
+        {
+            "objective": {"name": objective_name, **SETTINGS[objective_name]},
+            "precision": "float32",
+            "batch_size": len(rows),
+        },
         "benchmark",
     )
     lm = load_model(config, Path(model), TaskConfig(), "float32")

@@ -157,7 +157,6 @@ def main() -> None:
             "micro_batch_tokens": 2048,
             "precision": precision,
             "learning_rate": options.learning_rate,
-            "orpo": {"beta": options.beta, "likelihood": "completion"},
         },
     }
     print(f"{len(labels)} intents: " + "; ".join(f"{a} / {b} ({n})" for (a, b), n in confusions.items()))
@@ -174,8 +173,9 @@ def main() -> None:
                 data = out.with_suffix(".parquet")
                 if not data.exists():
                     export_file(arms[name](records, seed), data)
-                objective = "sft" if name == "sft" else "orpo"
-                result = train(options.model, data, out, objective=objective, settings={**settings, "seed": seed})
+                orpo = {"name": "orpo", "beta": options.beta, "likelihood": "completion"}
+                section = {**settings["train"], "objective": "sft" if name == "sft" else orpo}
+                result = train(options.model, data, out, settings={**settings, "train": section, "seed": seed})
                 values = {**measure(out, task, precision, test, confusions), "steps": result.summary["steps"]}
                 write_atomically(file, json.dumps(values).encode())
             measured.append(json.loads(file.read_text()))

@@ -31,7 +31,7 @@ def inspect(tmp_path: Path, posttrain: Call) -> Callable[..., list[str]]:
     [
         (("orpo",), ["[trained] <|user|>hi<|end|><|assistant|>good<|end|>"]),
         (
-            ("orpo", "--set", "train.orpo.likelihood=completion"),
+            ("orpo", "--set", "train.objective.likelihood=completion"),
             ["[context] <|user|>hi<|end|><|assistant|>", "[trained] good<|end|>"],
         ),
         (("dpo",), ["[context] <|user|>hi<|end|><|assistant|>", "[trained] good<|end|>"]),

@@ -30,7 +30,7 @@ def two_folders(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "model": "student",
         "data": "data.jsonl",
         "task": {"labels": "labels.txt"},
-        "train": {"objective": "distill", "distill": {"teacher": "teacher"}, "epochs": 1},
+        "train": {"objective": {"name": "distill", "teacher": "teacher"}, "epochs": 1},
     }
     (tmp_path / "conf" / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     monkeypatch.chdir(tmp_path / "here")
@@ -41,12 +41,12 @@ def test_paths_of_a_config_are_relative_to_its_folder(two_folders: Path) -> None
     conf, here = two_folders / "conf", two_folders / "here"
     result = read_settings(Path("../conf/config.yaml"), {}, [])
     assert (result.model, result.data) == (str(conf / "student"), str(conf / "data.jsonl"))
-    assert result.train.distill.teacher == str(conf / "teacher")
+    assert result.train.teacher == str(conf / "teacher")
     assert result.task.labels == ["card", "other"]
-    changes = ["train.distill={teacher: teacher}", "task.labels=labels.txt", "data=data.jsonl"]
+    changes = ["train.objective.teacher=teacher", "task.labels=labels.txt", "data=data.jsonl"]
     result = read_settings(Path("../conf/config.yaml"), {"model": "student"}, changes)
     assert (result.model, result.data) == (str(here / "student"), str(here / "data.jsonl"))
-    assert result.train.distill.teacher == str(here / "teacher")
+    assert result.train.teacher == str(here / "teacher")
     assert result.task.labels == ["loan", "other"]
 
 
@@ -55,7 +55,7 @@ def test_a_wrong_value_names_the_option_or_the_config(two_folders: Path, posttra
     assert posttrain(*arguments, "--set", "train.learning_rate=-1").mistake.startswith("--set: `train.learning_rate`")
     file = two_folders / "conf" / "config.yaml"
     file.write_text(file.read_text(encoding="utf-8").replace("epochs: 1", "epochs: 0"), encoding="utf-8")
-    assert posttrain(*arguments).mistake.startswith("../conf/config.yaml:8: `train.epochs`")
+    assert posttrain(*arguments).mistake.startswith("../conf/config.yaml:10: `train.epochs`")
 
 
 def test_names_that_are_no_paths_stay_unchanged(two_folders: Path) -> None:
@@ -68,7 +68,7 @@ def test_files_are_searched_only_in_the_configs_folder(two_folders: Path, posttr
     for name, message in (
         ("labels.txt", "task.labels: no such file: labels.txt"),
         ("data.jsonl", "conf/data.jsonl: there is no such file"),
-        ("teacher", "train.distill.teacher: no folder `teacher`"),
+        ("teacher", "train.objective.teacher: no folder `teacher`"),
         ("student", "model: `student` is no model"),
     ):
         (two_folders / "conf" / name).rename(two_folders / "conf" / "away")

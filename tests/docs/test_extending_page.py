@@ -19,7 +19,6 @@ from posttrain.store.errors import UserError
 from posttrain.store.extensions import load_object
 from posttrain.store.workspace import open_artifacts
 from posttrain.train.config import TrainConfig
-from posttrain.train.objectives.registry import objective_spec
 
 PAGES = Path(__file__).parents[2] / "docs"
 PAGE = (PAGES / "extending.md").read_text(encoding="utf-8")
@@ -61,10 +60,11 @@ def test_the_extensions_load_by_their_dotted_paths(folder: Path) -> None:
     select = SelectConfig(strategy="top", options={"by": "my_score:LENGTH"})
     select.check(has_labels=True)
     assert select.wanted_scores() == ["my_score:LENGTH"]
-    train = TrainConfig(objective="my_objective:EXPONENTIAL", options={"beta": 0.2})
-    assert objective_spec(train.objective).reference
-    with pytest.raises(UserError, match=r"train\.options: `beta`"):
-        TrainConfig(objective="my_objective:EXPONENTIAL", options={"beta": 0})
+    train = TrainConfig.read({"objective": {"name": "my_objective:EXPONENTIAL", "beta": 0.2}}, "file")
+    assert train.spec.reference
+    assert train.model_dump()["objective"] == {"name": "my_objective:EXPONENTIAL", "beta": 0.2}
+    with pytest.raises(UserError, match=r"`objective\.beta`: .*greater than 0"):
+        TrainConfig.read({"objective": {"name": "my_objective:EXPONENTIAL", "beta": 0}}, "file")
     assert issubclass(load_object("my_stage:CountLabels", "stages"), Stage)
     assert open_artifacts("my_store:LoggedArtifacts://shared", folder / ".posttrain").root == folder / "shared"
 

@@ -39,11 +39,9 @@ def test_the_study_runs(run: Callable[[str, Path], str], tmp_path: Path) -> None
 
 def test_the_keys_that_a_population_may_change_are_those_of_checkpoints() -> None:
     section = PAGE.split("A checkpoint can go on with other values of ")[1].split("What decides")[0]
-    keys = set(re.findall(r"`([a-z_.]+)`", section)) - {"name", "offload", "distill"}
-    below = {"divergence", "beta", "temperature", "scale_by_temperature", "hard_weight"}
-    assert keys <= set(_RESUMABLE) | below
-    judges = {"reward", "classification"}  # no trial can measure them
-    assert {key.removeprefix("distill.") for key in _RESUMABLE} - judges == keys
+    keys = set(re.findall(r"`([a-z_.]+)`", section)) - {"name", "offload"}
+    judges = {"centring", "label_weights"}  # no trial can measure reward models and classifiers
+    assert {key.removeprefix("objective.") for key in _RESUMABLE} - judges == keys
 
 
 def test_the_population_is_a_config() -> None:

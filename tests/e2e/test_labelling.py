@@ -115,7 +115,7 @@ def test_a_loop_on_preferences(small: Any) -> None:
         rounds = store.metadata.rounds()
         assert [entry.status for entry in rounds] == ["done"] * 2
         (run,) = store.metadata.runs(stage="train")
-        assert run.config["train"]["objective"] == "dpo"
+        assert run.config["train"]["objective"]["name"] == "dpo"
         assert 0 <= rounds[1].detail["metrics"]["preference_accuracy"] <= 1
         records = parquet.read_table(store.artifacts.path(rounds[1].detail["dataset"]) / "records.parquet")
     assert records.num_rows == len(rows)

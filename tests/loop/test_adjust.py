@@ -63,7 +63,7 @@ def test_rules_hold_by_their_values_and_apply_in_order() -> None:
 
 
 def test_a_value_that_walks_out_of_its_range_stays_and_says_so() -> None:
-    file = config([{"plateau >= 1": "train.sft.label_smoothing + 0.4"}])
+    file = config([{"plateau >= 1": "train.objective.label_smoothing + 0.4"}])
     now, records = file, []
     for _ in range(4):
         adjustments = adjust(now, file, {"plateau": 1.0})
@@ -96,7 +96,7 @@ def test_a_round_changes_the_next_ones_and_a_resumed_loop_ends_the_same(
     begun_loop: Callable[..., Any], open_loop: Callable[[Path], Any], tmp_path: Path
 ) -> None:
     rules = [
-        {"round == 1": ["train.learning_rate * 0.5", "train.epochs + 6", "train.sft.focal = 2"]},
+        {"round == 1": ["train.learning_rate * 0.5", "train.epochs + 6", "train.objective.focal = 2"]},
         {"loss_variance >= 0 and loss_fall < 2 and last_loss > 0": "evaluate.error_weight = 1"},
         {"plateau >= 0 and gain.accuracy.high > -2 and champion.accuracy >= 0": "label.per_round + 1"},
     ]

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 def settings(teacher: str | None) -> dict[str, Any]:
-    return {"objective": "distill", "distill": {"teacher": teacher, "top_k": 4}, "epochs": 1}
+    return {"objective": {"name": "distill", "teacher": teacher, "top_k": 4}, "epochs": 1}
 
 
 def last_training(loop: Any) -> Any:
@@ -54,16 +54,11 @@ def test_a_teacher_is_identified_by_its_content(
 @pytest.mark.parametrize(
     ("teacher", "message"),
     [
-        (None, "train.distill.teacher: distillation needs a teacher"),
-        ("nowhere", "train.distill.teacher: no folder `nowhere`"),
+        (None, "train.objective.teacher: distillation needs a teacher"),
+        ("nowhere", "train.objective.teacher: no folder `nowhere`"),
         (".", "is no model: it holds no config.json"),
     ],
 )
 def test_a_missing_teacher_is_refused_before_any_work(small: Any, teacher: str | None, message: str) -> None:
     with pytest.raises(UserError, match=message):
         load_config(small(train=settings(teacher)))
-
-
-def test_other_objectives_do_not_check_the_teacher(small: Any) -> None:
-    train = {"objective": "sft", "distill": {"teacher": "nowhere"}}
-    assert load_config(small(train=train)).train.distill.teacher == "nowhere"

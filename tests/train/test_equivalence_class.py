@@ -114,13 +114,13 @@ def log_probability(lm: LanguageModel, sequence: TokenizedExample) -> Tensor:
 
 def unit_loss(lm: LanguageModel, start: LanguageModel, unit: Unit, config: TrainConfig) -> tuple[Tensor, int]:
     """The loss and its count: tokens, or one pair (Rafailov et al. 2023, arXiv:2305.18290, equation 7)."""
-    if config.objective == "sft":
+    if config.objective.name == "sft":
         (sequence,) = unit
         return -log_probability(lm, sequence), sum(sequence.supervised[1:])
     with torch.no_grad():
         reference = [log_probability(start, sequence) for sequence in unit]
     chosen, rejected = (log_probability(lm, sequence) - ref for sequence, ref in zip(unit, reference, strict=True))
-    return -torch.nn.functional.logsigmoid(config.dpo.beta * (chosen - rejected)), 1
+    return -torch.nn.functional.logsigmoid(config.objective.beta * (chosen - rejected)), 1
 
 
 @dataclass(frozen=True)

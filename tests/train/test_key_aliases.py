@@ -11,46 +11,34 @@ from posttrain.train.key_aliases import KEY_ALIASES, VALUE_ALIASES
 from posttrain.train.standalone import TrainJobConfig
 
 
-def test_every_target_is_a_key_of_both_configs() -> None:
-    for config in (Config, TrainJobConfig):
-        keys = {entry.key for entry in config_keys(config)}
-        assert {alias.name for alias in KEY_ALIASES.values() if alias.name} <= keys
-        assert VALUE_ALIASES.keys() <= keys
+def read(**values: object) -> TrainJobConfig:
+    return TrainJobConfig.read({"model": "tiny", "data": "a", **values}, "--set")
 
 
-def test_no_alias_is_a_key_that_it_would_hide() -> None:
+def test_unknown_keys_name_ours_or_say_why_there_is_none() -> None:
+    known = [{entry.key for entry in config_keys(config)} for config in (Config, TrainJobConfig)]
     names = {*Config.model_fields, *TrainJobConfig.model_fields, *TrainConfig.model_fields}
-    assert not names & set(KEY_ALIASES)
+    for name, alias in KEY_ALIASES.items():
+        assert name not in names, "it would hide a key"
+        assert not alias.name or all(alias.name in keys for keys in known)
+        for values in ({name: 1}, {"train": {name: 1}}):
+            with pytest.raises(UserError) as caught:
+                read(**values)
+            assert describe_alias(alias) in str(caught.value)
+            assert ("did you mean" in str(caught.value)) == bool(alias.name)
 
 
-@pytest.mark.parametrize("prefix", ["", "train"])
-@pytest.mark.parametrize("name", KEY_ALIASES)
-def test_an_unknown_key_names_ours_or_says_why_there_is_none(prefix: str, name: str) -> None:
-    values = {name: 1}
-    with pytest.raises(UserError) as caught:
-        TrainJobConfig.read({"model": "tiny", "data": "a", **({prefix: values} if prefix else values)}, "--set")
-    alias = KEY_ALIASES[name]
-    assert describe_alias(alias) in str(caught.value)
-    assert ("did you mean" in str(caught.value)) == bool(alias.name)
-
-
-@pytest.mark.parametrize(("key", "value"), [(key, value) for key in VALUE_ALIASES for value in VALUE_ALIASES[key]])
-def test_an_unknown_value_names_ours_which_is_accepted(key: str, value: str) -> None:
-    def read(text: str) -> TrainJobConfig:
-        *sections, name = key.split(".")
-        values: dict[str, object] = {name: text}
-        for section in reversed(sections):
-            values = {section: values}
-        return TrainJobConfig.read({"model": "tiny", "data": "a", **values}, "--set")
-
-    alias = VALUE_ALIASES[key][value]
-    with pytest.raises(UserError) as caught:
-        read(value)
-    assert str(caught.value) == f"--set: `{key}`: there is no `{value}`; {describe_alias(alias)}"
-    if alias.name:
-        read(alias.name)
+def test_unknown_values_name_ours_which_are_accepted() -> None:
+    for key, aliases in VALUE_ALIASES.items():
+        section, *path = key.split(".")
+        for value, alias in aliases.items():
+            with pytest.raises(UserError) as caught:
+                read(**{section: {path[0]: {path[1]: value} if path[1:] else value}})
+            assert str(caught.value) == f"--set: `{key}`: there is no `{value}`; {describe_alias(alias)}"
+            if alias.name:
+                read(**{section: {path[0]: {path[1]: alias.name} if path[1:] else alias.name}})
 
 
 def test_a_key_without_a_near_name_names_the_list() -> None:
     with pytest.raises(UserError, match=r"unknown key `train.zzzzz`; `posttrain config keys train` lists the keys$"):
-        TrainJobConfig.read({"model": "tiny", "data": "a", "train": {"zzzzz": 1}}, "--set")
+        read(train={"zzzzz": 1})

@@ -46,7 +46,7 @@ def test_train_writes_a_model_its_config_and_its_steps(
     result = posttrain.train("tiny", "pairs.jsonl", "out", objective="dpo", settings=SMALL)
     AutoModelForCausalLM.from_pretrained("out")
     config = yaml.safe_load(Path("out/config.yaml").read_text())
-    assert (config["train"]["objective"], config["train"]["epochs"], config["data"]) == ("dpo", 2, str(data))
+    assert (config["train"]["objective"]["name"], config["train"]["epochs"], config["data"]) == ("dpo", 2, str(data))
     steps = [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [0, 1, 2, 3]
     assert (result.folder, result.steps, result.finished) == (Path("out"), 4, True)
@@ -87,7 +87,10 @@ def test_an_explicit_objective_overrides_the_settings(
     for objective in (None, "dpo"):
         posttrain.train("tiny", data, tmp_path / "out", objective=objective, settings=settings)
     posttrain.train("tiny", data, tmp_path / "out")
-    assert [config.train.objective for config in configs] == ["ipo", "dpo", "sft"]
+    settings = {"train": {"objective": {"beta": 0.3}}}
+    posttrain.train("tiny", data, tmp_path / "out", objective="ipo", settings=settings)
+    assert [config.train.objective.name for config in configs] == ["ipo", "dpo", "sft", "ipo"]
+    assert configs[-1].train.objective.beta == 0.3
 
 
 @pytest.mark.parametrize(

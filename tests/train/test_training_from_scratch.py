@@ -16,6 +16,7 @@ from posttrain.store.errors import UserError
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.config import ShapeConfig, TrainConfig
 from posttrain.train.memory.weights import ModelSpec
+from posttrain.train.objectives.config import RewardConfig
 from posttrain.train.shape import trained_config
 from posttrain.train.stage import train
 
@@ -65,7 +66,7 @@ def test_existing_weights_are_ignored(
     [
         ({"method": "lora"}, "train.method=lora starts from trained weights"),
         ({"start": "champion"}, "train.start=champion starts from trained weights"),
-        ({"objective": "reward"}, "train.objective=reward starts from trained weights"),
+        ({"objective": RewardConfig()}, "train.objective=reward starts from trained weights"),
     ],
 )
 def test_settings_that_need_trained_weights_are_refused(

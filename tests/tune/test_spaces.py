@@ -36,10 +36,11 @@ def test_every_entry_is_a_key_of_a_training(name: str) -> None:
 @pytest.mark.parametrize("name", READY)
 def test_defaults_lie_within_the_ranges(name: str) -> None:
     # But SimPO's: the config has TRL's, far below the paper's.
-    for key, entry in READY[name].entries.items():
-        value: Any = TrainConfig()
-        for part in key.split(".")[1:]:
-            value = getattr(value, part)
+    part = READY[name]
+    for key, entry in part.entries.items():
+        value: Any = TrainConfig.read({"objective": part.value} if part.key == "train.objective" else {}, "test")
+        for name_ in key.split(".")[1:]:
+            value = getattr(value, name_)
         if isinstance(entry, Float | Int) and value and name != "simpo":
             assert entry.low <= value <= entry.high, key
 
@@ -106,6 +107,19 @@ def test_a_space_over_methods_has_their_entries_under_a_condition() -> None:
         assert ("train.lora.alpha" in point) == ("train.lora.rank" in point) == (point["train.method"] == "lora")
     with pytest.raises(UserError, match="`lora` belongs to"):
         expand({"ready": "lora", "train.method": "full"}, method="lora")
+
+
+def test_a_space_over_objectives_spans_their_ranges() -> None:
+    config = job({"ready": "auto", "train.objective": ["sft", "dpo", "simpo"]})
+    beta = config.tune.space["train.objective.beta"]
+    assert (beta["float"], beta["when"]) == ([0.001, 10.0], "train.objective == 'dpo' or train.objective == 'simpo'")
+    space = Space(config.tune.space)
+    check_settings(space, config.training.model_dump(mode="json"))
+    generator = np.random.default_rng(0)
+    points = [space.complete(space.draw(generator)) for _ in range(50)]
+    for point in points:
+        assert ("train.objective.beta" in point) == (point["train.objective"] != "sft")
+        assert ("train.objective.gamma" in point) == (point["train.objective"] == "simpo")
 
 
 @pytest.mark.parametrize(

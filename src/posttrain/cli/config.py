@@ -3,7 +3,7 @@
 import json as json_text
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -129,17 +129,44 @@ def config_keys(section: type[BaseModel], prefix: str = "") -> Iterator[ConfigKe
     """Yield every key of a section and of the sections in it, in the order of their definition."""
     for name, field in section.model_fields.items():
         key = f"{prefix}{name}"
+        meaning = field.description or ""
+        if len(kinds := _kinds(field.annotation)) > 1:
+            yield ConfigKey(f"{key}.name", "text", _default_text(kinds[0].model_fields["name"].default), meaning)
+            yield from _keys_of_kinds(kinds, f"{key}.")
+            continue
         inner = _section(field.annotation)
         # A section is a key of its own only if it is off by default: then `null` and a mapping are both values.
         if inner is None or field.default is None:
             default = None if field.is_required() else _default_text(field.get_default(call_default_factory=True))
-            yield ConfigKey(key, _type_text(field.annotation), default, field.description or "")
+            yield ConfigKey(key, _type_text(field.annotation), default, meaning)
         if inner is not None:
             yield from config_keys(inner, f"{key}.")
         elif entry := _section_of_list(field.annotation):
             yield from config_keys(entry, f"{key}.N.")
         elif get_origin(field.annotation) is dict and (entry := _section(get_args(field.annotation)[1])):
             yield from config_keys(entry, f"{key}.NAME.")
+
+
+def _keys_of_kinds(kinds: list[type[BaseModel]], prefix: str) -> Iterator[ConfigKey]:
+    """Yields each key but ``name`` of sections that a value may be, with the names of the sections that have it."""
+    entries: dict[str, dict[str, list[str]]] = {}
+    first: dict[str, ConfigKey] = {}
+    for kind in kinds:
+        for entry in config_keys(kind, prefix):
+            first.setdefault(entry.key, entry)
+            entries.setdefault(entry.key, {}).setdefault(entry.meaning, []).append(kind.model_fields["name"].default)
+    del entries[f"{prefix}name"]
+    for key, meanings in entries.items():
+        texts = [f"{', '.join(names)}: {meaning}" for meaning, names in meanings.items()]
+        yield replace(first[key], meaning=" ".join(texts))
+
+
+def _kinds(annotation: Any) -> list[type[BaseModel]]:
+    """Returns the sections that a value may be, each with the default of its ``name``; none if there is one at most."""
+    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else ()
+    sections = [part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]
+    named = [section for section in sections if "name" in section.model_fields]
+    return [section for section in named if not section.model_fields["name"].is_required()]
 
 
 _TYPES = {str: "text", int: "integer", float: "number", bool: "true or false", type(None): "null", Any: "any"}
@@ -172,7 +199,12 @@ def reference(section: type[BaseModel], indent: int = 0) -> str:
     for name, field in section.model_fields.items():
         lines.append(f"{pad}# {field.description}")
         inner = _section(field.annotation)
-        if inner is not None and field.default is None:
+        if len(kinds := _kinds(field.annotation)) > 1:
+            # The first kind is the default; the keys of the others follow as comments.
+            lines += [f"{pad}{name}:", reference(kinds[0], indent + 2)]
+            for kind in kinds[1:]:
+                lines += [f"{pad}# or", *(f"{pad}#   {line}" for line in reference(kind).splitlines())]
+        elif inner is not None and field.default is None:
             # Off by default: its keys follow as a comment, to be filled in.
             lines += [f"{pad}{name}: null", *(f"{pad}# {line}" for line in reference(inner, 2).splitlines())]
         elif inner is not None:

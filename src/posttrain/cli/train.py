@@ -30,7 +30,6 @@ from posttrain.store.errors import UserError
 from posttrain.store.hashing import digest
 from posttrain.train.data.compatibility import check_template
 from posttrain.train.data.encoding import encode, load_encoder
-from posttrain.train.objectives.registry import OBJECTIVES
 from posttrain.train.standalone import CONFIG, METRICS, TrainJobConfig, train_standalone
 
 log = logging.getLogger("posttrain")
@@ -153,7 +152,7 @@ def print_examples(config: TrainJobConfig, source: str, records: pa.Table) -> No
     """
     from posttrain.train.objectives.build import record_shape, supervised_unit
 
-    result = _READ_FOR.get(OBJECTIVES[config.train.objective].output)
+    result = _READ_FOR.get(config.train.spec.output)
     encoder = load_encoder(source, config.task)
     shape, limit = record_shape(config.train, records), config.train.max_length
     check_template(encoder.chat)

@@ -19,7 +19,7 @@ from posttrain.store.extensions import add_module_folder
 from posttrain.store.hub import HUB_PREFIX
 from posttrain.store.yaml_files import parse_yaml, read_yaml
 from posttrain.train.api import read_files
-from posttrain.train.objectives.registry import objective_spec
+from posttrain.train.objectives.registry import objective_spec, with_name
 from posttrain.train.standalone import TrainJobConfig
 
 ModelOption = Annotated[str | None, typer.Option(help="A folder, a .gguf file, a Hub id, smollm2-135m or tiny.")]
@@ -76,7 +76,7 @@ def read_settings(
     for change in changes:
         key, equals, text = change.partition("=")
         if not equals or not key:
-            raise UserError(f"`{change}` is no setting", where="--set", fix="key=value, such as train.epochs=3")
+            raise UserError(f"`{change}` is not a setting", where="--set", fix="key=value, such as train.epochs=3")
         # As YAML: `train.epochs=3` is a number and `train.shuffle=false` a truth value, as in the file.
         value = parse_yaml(text, f"--set {key}")
         if (option := _OPTIONS.get(key)) and options.get(key) not in (None, value, [value]):
@@ -93,7 +93,7 @@ def read_settings(
     config = TrainJobConfig.read(values, "--set")
     # A path given as an option is relative to the current folder, one in the file to the file.
     named = [
-        *(key for key, value in options.items() if value is not None),
+        *(key for key, value in options.items() if value is not None and key != "train.objective"),
         *(text.partition("=")[0] for text in changes),
     ]
 
@@ -147,7 +147,11 @@ def read_records(settings: TrainJobConfig, workspace: Path) -> TrainingRecords:
 def _set_value(values: dict[str, Any], key: str, value: Any) -> None:
     *path, last = key.split(".")
     for part in path:
+        if part == "objective" and isinstance(values.get(part), str):
+            values[part] = {"name": values[part]}  # the short form
         values = values.setdefault(part, {})
         if not isinstance(values, dict):
-            raise UserError(f"`{part}` is no section", where=f"--set {key}")
+            raise UserError(f"`{part}` is not a section", where=f"--set {key}")
+    if key == "train.objective" and isinstance(value, str):
+        value = with_name(values.get(last), value)
     values[last] = value

@@ -170,9 +170,10 @@ def find_training_run(context: RoundContext, model: str) -> TrainingRun | None:
         return None
     # The last, where several trainings gave the same weights.
     trained = TrainingRun(model, runs[-1])
-    if OBJECTIVES[trained.train["objective"]].shape not in ("completion", "teacher"):
+    objective = trained.train["objective"]["name"]
+    if OBJECTIVES[objective].shape not in ("completion", "teacher"):
         raise UserError(
-            f"the champion was trained by `{trained.train['objective']}`, and influence is of answers that are learned",
+            f"the champion was trained by `{objective}`, and influence is of answers that are learned",
             where="train.objective",
         )
     return trained

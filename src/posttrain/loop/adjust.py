@@ -13,6 +13,7 @@ from posttrain.loop.drift import VALUE_NAMES as DRIFT_VALUES
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.expression import Rule, Values, parse
 from posttrain.store.message import Message
+from posttrain.train.objectives.config import ObjectiveConfig
 
 if TYPE_CHECKING:
     from posttrain.loop.config import Config
@@ -241,6 +242,8 @@ def config_value(config: "Config", key: str) -> Any:
             fix = suggest(key, _keys(config))
             raise UserError(f"there is no key `{key}`", where=_WHERE, fix=fix)
         at = getattr(at, part, None) if isinstance(at, BaseModel) else (at or {}).get(part)
+    if isinstance(at, ObjectiveConfig):
+        return at.name
     return at.model_dump(mode="json") if isinstance(at, BaseModel) else at
 
 

@@ -32,7 +32,8 @@ from posttrain.store.workspace import Workspace
 from posttrain.store.yaml_files import line_of, read_yaml
 from posttrain.train.config import TrainConfig
 from posttrain.train.key_aliases import KEY_ALIASES, VALUE_ALIASES
-from posttrain.train.objectives.registry import OBJECTIVES, objective_spec
+from posttrain.train.objectives.config import DpoConfig
+from posttrain.train.objectives.registry import OBJECTIVES
 from posttrain.tune.trainings.config import TuneConfig
 
 
@@ -207,7 +208,7 @@ def load_config(root: Path) -> Config:
         metrics = metric_names(config.evaluate, has_labels)
         config.gate.check(metrics)
         check_adjustments(config, metrics)
-        _check_objective(config.train.objective)
+        _check_objective(config.train.objective.name)
         config.label.check_models(has_labels, root)
         _check_pseudo(config)
         config.merge.check()
@@ -244,8 +245,8 @@ def _with_preference_defaults(config: Config, task: TaskConfig) -> Config:
         what = "people compare two answers of the champion without a suggestion"
         raise UserError(what, where="label.suggest", fix="leave it out")
     train = _with_preference_objective(config.train, task)
-    if objective_spec(train.objective).shape != "pair":
-        what = f"`{train.objective}` does not train on pairs of answers"
+    if train.spec.shape != "pair":
+        what = f"`{train.objective.name}` does not train on pairs of answers"
         raise UserError(what, where="train.objective", fix="use dpo or another objective on pairs")
     suites = {
         name: suite if suite.scorer else suite.model_copy(update={"scorer": "preference"})
@@ -258,15 +259,15 @@ def _with_preference_defaults(config: Config, task: TaskConfig) -> Config:
 def _with_preference_objective(train: TrainConfig, task: TaskConfig) -> TrainConfig:
     """Returns the training with DPO in a loop on preferences, where no objective is set."""
     if task.kind == "preference" and "objective" not in train.model_fields_set:
-        return train.model_copy(update={"objective": "dpo"})
+        return train.model_copy(update={"objective": DpoConfig()})
     return train
 
 
 def _check_pseudo(config: Config) -> None:
     """Raises a UserError for pseudo-labels that the objective cannot train on."""
-    shape = objective_spec(config.train.objective).shape
+    shape = config.train.spec.shape
     if config.label.pseudo is not None and shape != "completion":
-        what = f"`{config.train.objective}` trains on no records with a label and a weight"
+        what = f"`{config.train.objective.name}` trains on no records with a label and a weight"
         raise UserError(what, where="label.pseudo", fix="use sft, or null here")
 
 
@@ -278,15 +279,15 @@ def _check_negatives(config: Config) -> None:
     if not config.task.label_set:
         what = "hard negatives are records of another label, and free text has none"
         raise UserError(what, where=where, fix="set `task.labels`, or false here")
-    if objective_spec(config.train.objective).shape not in ("pair", "labelled"):
+    if config.train.spec.shape not in ("pair", "labelled"):
         fix = "use train.objective: orpo or another on pairs, or false here"
-        raise UserError(f"`{config.train.objective}` does not train on pairs of answers", where=where, fix=fix)
+        raise UserError(f"`{config.train.objective.name}` does not train on pairs of answers", where=where, fix=fix)
 
 
 def _check_objective(name: str) -> None:
     """Raises a UserError for an objective whose model cannot answer."""
     # Suites measure answers; a reward model or a classifier has none, and the round would fail after its training.
-    if OBJECTIVES[name].output in ("reward", "classes"):
+    if OBJECTIVES[name].classifier:
         raise UserError(
             f"`{name}` makes a model that judges and does not answer, so no round can measure it",
             where="train.objective",

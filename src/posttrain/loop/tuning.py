@@ -12,6 +12,7 @@ from posttrain.store.expression import Rule, parse
 from posttrain.store.message import Message
 from posttrain.store.paths import locate_path
 from posttrain.train.config import TrainConfig
+from posttrain.train.objectives.config import TEACHER_KEY
 from posttrain.tune.runs import check_memory
 from posttrain.tune.schedulers.registry import make_scheduler
 from posttrain.tune.trainings.checks import check_search
@@ -27,7 +28,7 @@ STAGE = "tune"
 
 _WHERE, _WHEN = "tune.space", "tune.when"
 
-_DECIDED_BEFORE = (*("train.start", "train.objective", "train.distill.teacher", "train.phases", "train.weight"),)
+_DECIDED_BEFORE = ("train.start", "train.objective.name", TEACHER_KEY, "train.phases", "train.weight")
 """Keys that stages before the search depend on, or that all its trainings have in common."""
 
 

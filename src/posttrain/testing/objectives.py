@@ -3,7 +3,7 @@
 class TestExponential(ObjectiveContract):
     @pytest.fixture
     def train(self):
-        return {"objective": "my_objective:EXPONENTIAL", "options": {"beta": 0.5}}
+        return {"objective": {"name": "my_objective:EXPONENTIAL", "beta": 0.5}}
 """
 
 import copy
@@ -30,7 +30,7 @@ from posttrain.train.data.record_columns import RecordColumns
 from posttrain.train.objectives.base import Objective, ObjectiveInputs
 from posttrain.train.objectives.build import build_objective, load_model, record_shape
 from posttrain.train.objectives.loss import mean_metrics, merge_metrics
-from posttrain.train.objectives.registry import objective_spec
+from posttrain.train.objectives.registry import ObjectiveSpec, objective_spec, read_objective
 
 TASK = TaskConfig(system="Name it.", labels=["card", "refund", "top up"])
 # Answers of one to several tokens, prompts of different lengths: sequences share rows, where they could leak.
@@ -125,7 +125,7 @@ def prepare_objective(
     config = TrainConfig.read({**base, **copy.deepcopy(dict(train))}, "train")
     torch.manual_seed(0)
     lm = load_model(config, model, TASK, "float32")
-    records = records_of(objective_spec(config.objective).shape) if records is None else records
+    records = records_of(config.spec.shape) if records is None else records
     examples = build_examples(lm, records, config.max_length, record_shape(config, records))
     units = [example.unit for example in examples]
     targets, margins = [example.target for example in examples], RecordColumns(records).margins().tolist()
@@ -160,7 +160,7 @@ class ObjectiveContract:
     @pytest.fixture
     def records(self, train: dict[str, Any]) -> pa.Table:
         """Eight records in the objective's shape."""
-        return records_of(objective_spec(train["objective"]).shape)
+        return records_of(_spec(train).shape)
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -175,8 +175,9 @@ class ObjectiveContract:
     ) -> Iterator[PreparedObjective]:
         """The objective and its model."""
         model, teacher = models
-        if objective_spec(train["objective"]).shape == "teacher":
-            train = {**train, "distill": {"teacher": str(teacher), **train.get("distill", {})}}
+        if _spec(train).shape == "teacher":
+            objective = read_objective(train["objective"]).model_dump(exclude_unset=True)
+            train = {**train, "objective": {**objective, "teacher": str(teacher)}}
         with prepare_objective(train, tmp_path, model, records) as prepared:
             yield prepared
 
@@ -189,7 +190,7 @@ class ObjectiveContract:
             assert_same_gradients(cut_gradients, gradients)
 
     def test_a_weight_is_how_often_a_record_is_there(self, prepared: PreparedObjective, train: dict[str, Any]) -> None:
-        if objective_spec(train["objective"]).shape in ("labelled", "teacher"):
+        if _spec(train).shape in ("labelled", "teacher"):
             return  # `train.weight` is refused for these
         unweighted, expected, _ = prepared.gradients([_ALL])
         prepared.objective.weights = torch.ones(len(_ALL), dtype=torch.float64)
@@ -226,10 +227,14 @@ class ObjectiveContract:
         assert losses[-1] < losses[0]
 
     def test_has_a_summary_and_described_settings(self, train: dict[str, Any]) -> None:
-        spec = objective_spec(train["objective"])
+        spec = _spec(train)
         assert spec.summary
         assert "\n" not in spec.summary
         assert all(field.description for field in spec.config.model_fields.values())
+
+
+def _spec(train: Mapping[str, Any]) -> ObjectiveSpec:
+    return objective_spec(read_objective(train["objective"]).name)
 
 
 @torch.no_grad()

@@ -22,6 +22,7 @@ from posttrain.store.logs import quiet_libraries
 from posttrain.train.callbacks import AnyCallback, CallbackList, TrainingStopped
 from posttrain.train.monitor.metrics import finite, mean_loss, read_steps
 from posttrain.train.objectives.registry import objective_spec as check_objective
+from posttrain.train.objectives.registry import with_name
 from posttrain.train.standalone import METRICS, TrainJobConfig, train_standalone
 
 log = logging.getLogger("posttrain")
@@ -121,7 +122,8 @@ def train(
     if objective is not None:
         # Checked alone first: the config's own error would name the key train.objective.
         check_objective(objective, "objective")
-        values["train"] = {**values.get("train", {}), "objective": objective}
+        train = values.get("train", {})
+        values["train"] = {**train, "objective": with_name(train.get("objective"), objective)}
     config = TrainJobConfig.read(values, "settings")
     config = config.with_paths_from(lambda key: Path())
     # A model that is none is reported before records are read.

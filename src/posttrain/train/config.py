@@ -9,28 +9,13 @@ from pydantic import Field, field_validator, model_validator
 from posttrain.models.precision import ComputePrecision
 from posttrain.store.amounts import BYTES, read_amount
 from posttrain.store.errors import UserError
-from posttrain.store.paths import locate_path
 from posttrain.store.section import Section
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.data.config import DIFFICULTY_KEY, LoaderConfig, PhaseConfig, curriculum_difficulty
 from posttrain.train.lora_config import LoraConfig
 from posttrain.train.monitor.config import ProfileConfig, SinksConfig
-from posttrain.train.objectives.config import (
-    ClassificationConfig,
-    CpoConfig,
-    DistillationConfig,
-    DpoConfig,
-    HiddenConfig,
-    HingeConfig,
-    IpoConfig,
-    KtoConfig,
-    OrpoConfig,
-    RewardConfig,
-    RobustDpoConfig,
-    SftConfig,
-    SimpoConfig,
-)
-from posttrain.train.objectives.registry import OBJECTIVES, objective_spec, read_options
+from posttrain.train.objectives.config import DistillationConfig, SftConfig
+from posttrain.train.objectives.registry import OBJECTIVES, AnyObjective, ObjectiveSpec, objective_spec
 from posttrain.train.optim.config import OptimizerConfig, SurgeryConfig
 from posttrain.train.optim.schedule import ScheduleConfig
 from posttrain.train.regularization.config import NoiseConfig
@@ -40,10 +25,15 @@ OPERATIONAL_SECTIONS = frozenset({"checkpoint", "loader", "profile", "sinks"})
 
 _RESUMABLE = (
     *("learning_rate", "schedule", "clip", "optimizer", "noise", "lora.dropout", "ema"),
-    *("sft", "dpo", "robust_dpo", "ipo", "hinge", "orpo.beta", "simpo", "cpo", "kto", "reward", "classification"),
-    *(f"distill.{name}" for name in ("divergence", "beta", "temperature", "scale_by_temperature", "hard_weight")),
+    *(
+        f"objective.{name}"
+        for name in (
+            *("label_smoothing", "focal", "beta", "gamma", "nll_weight", "desirable_weight", "undesirable_weight"),
+            *("centring", "label_weights", "divergence", "temperature", "hard_weight"),
+        )
+    ),
 )
-"""Keys and sections whose values the next step reads afresh: no weight, moment or batch has their shape."""
+"""Keys and sections whose values the next step reads again: no weight, moment or batch has their shape."""
 
 _NOT_RESUMABLE = ("optimizer.name", "optimizer.offload")
 
@@ -122,11 +112,11 @@ class RecomputeConfig(Section):
 class TrainConfig(Section):
     """Settings of a training."""
 
-    objective: str = Field(
-        "sft",
-        description=f"Training objective: {', '.join(OBJECTIVES)}, or the dotted path of your own, `my_module:NAME`.",
+    objective: AnyObjective = Field(
+        SftConfig(),
+        description=f"Training objective: {', '.join(OBJECTIVES)}, or the dotted path of your own, `my_module:NAME`; "
+        "alone, or as `name` with its settings.",
     )
-    options: dict[str, Any] = Field({}, description="Settings of an objective of your own.")
     method: Literal["full", "lora"] = Field("full", description="Train all weights, or a LoRA adapter.")
     start: Literal["base", "champion"] = Field("base", description="The weights that a round starts from.")
     epochs: int = Field(6, ge=1, description="Passes over the training set.")
@@ -192,38 +182,11 @@ class TrainConfig(Section):
     profile: ProfileConfig = Field(ProfileConfig(), description="Profile of a few steps.")
     sinks: SinksConfig = Field(SinksConfig(), description="Trackers that also receive the metrics of each step.")
     lora: LoraConfig = Field(LoraConfig(), description="LoRA's settings, with method lora.")
-    sft: SftConfig = Field(SftConfig(), description="The objective sft's settings.")
-    dpo: DpoConfig = Field(DpoConfig(), description="The objective dpo's settings.")
-    robust_dpo: RobustDpoConfig = Field(RobustDpoConfig(), description="The objective robust_dpo's settings.")
-    ipo: IpoConfig = Field(IpoConfig(), description="The objective ipo's settings.")
-    hinge: HingeConfig = Field(HingeConfig(), description="The objective hinge's settings.")
-    orpo: OrpoConfig = Field(OrpoConfig(), description="The objective orpo's settings.")
-    simpo: SimpoConfig = Field(SimpoConfig(), description="The objective simpo's settings.")
-    cpo: CpoConfig = Field(CpoConfig(), description="The objective cpo's settings.")
-    kto: KtoConfig = Field(KtoConfig(), description="The objective kto's settings.")
-    reward: RewardConfig = Field(RewardConfig(), description="The objective reward's settings.")
-    classification: ClassificationConfig = Field(
-        ClassificationConfig(), description="The objective classification's settings."
-    )
-    distill: DistillationConfig = Field(DistillationConfig(), description="The objective distill's settings.")
-    distill_hidden: HiddenConfig = Field(
-        HiddenConfig(), description="The objective distill_hidden's settings; distill's with hidden_weight."
-    )
 
     @field_validator("watch", mode="before")
     @classmethod
     def _off_is_a_word(cls, watch: Any) -> Any:
         return "off" if watch is False else watch  # as YAML reads `off`
-
-    @field_validator("objective")
-    @classmethod
-    def _is_objective(cls, name: str) -> str:
-        return OBJECTIVES.check(name)
-
-    @model_validator(mode="after")
-    def _options_fit(self) -> Self:
-        read_options(self.objective, self.options)
-        return self
 
     @model_validator(mode="after")
     def _steps_have_tasks(self) -> Self:
@@ -240,6 +203,11 @@ class TrainConfig(Section):
         return self
 
     @property
+    def spec(self) -> ObjectiveSpec:
+        """What the objective needs of data and model."""
+        return objective_spec(self.objective.name)
+
+    @property
     def changes_shape(self) -> bool:
         """True if the model that is trained may have another shape than the one to start from."""
         return self.prune.is_set or self.shape.is_set
@@ -247,31 +215,29 @@ class TrainConfig(Section):
     @property
     def has_teacher(self) -> bool:
         """True if the objective learns from a teacher."""
-        return objective_spec(self.objective).shape == "teacher"
+        return isinstance(self.objective, DistillationConfig)
+
+    @property
+    def teacher(self) -> str | None:
+        """The folder of the teacher; None where the objective has none, or none is named."""
+        return self.objective.teacher if isinstance(self.objective, DistillationConfig) else None
 
     def with_teacher_from(self, root: Path) -> "TrainConfig":
-        """Resolves the teacher's folder, which is relative to ``root``.
+        """Resolves the teacher's folder, which is relative to ``root``, if the objective has one.
 
         Raises:
-            UserError: the objective has a teacher, and none is named, or there is no model where it should be.
+            UserError: no teacher is named, or there is no model where it should be.
         """
-        from posttrain.models.sources import check_model_folder
-
-        if not self.has_teacher:
+        if not isinstance(self.objective, DistillationConfig):
             return self
-        name, where, fix = self.distill.teacher, "train.distill.teacher", "name a model's folder"
-        if name is None:
-            raise UserError("distillation needs a teacher", where=where, fix=fix)
-        folder = locate_path(root, name).resolve()
-        if not folder.is_dir():
-            raise UserError(f"no folder `{name}`", where=where, fix=fix)
-        check_model_folder(folder)
-        return self.with_teacher(folder)
+        return self.with_teacher(self.objective.teacher_folder(root))
 
     def with_teacher(self, folder: Path | None) -> "TrainConfig":
-        """Returns the config with another teacher."""
-        distill = self.distill.model_copy(update={"teacher": None if folder is None else str(folder)})
-        return self.model_copy(update={"distill": distill})
+        """Returns the config with another teacher, if its objective has one."""
+        if not isinstance(self.objective, DistillationConfig):
+            return self
+        objective = self.objective.model_copy(update={"teacher": None if folder is None else str(folder)})
+        return self.model_copy(update={"objective": objective})
 
     def with_precision(self, precision: ComputePrecision) -> "TrainConfig":
         """Returns the config with a precision in place of ``auto``."""
@@ -282,27 +248,7 @@ class TrainConfig(Section):
 
         A key holds the teacher's artifact id, not its path.
         """
-        # Left out where unused, as keys are older than these settings.
-        unused = {name for name in ("options", "stop_loss") if not getattr(self, name)}
-        unused |= {"too_long"} if self.too_long == "truncate" else set()
-        unused |= {"surgery"} if self.surgery.method == "none" else set()
-        unused |= set() if self.prune.is_set else {"prune"}
-        exclude = {"start", *OPERATIONAL_SECTIONS, *unused}
-        values = self.with_teacher(None).model_dump(mode="json", exclude=exclude)
-        # Keys of the section that were renamed or removed since: without them a workspace would train again.
-        values["stages"] = values.pop("phases")
-        if not self.sft.focal:
-            del values["sft"]["focal"]
-        values["cdpo"] = {"beta": 0.1, "label_smoothing": 0.1}
-        if not self.lora.ranks:
-            del values["lora"]["ranks"]
-        if not self.lora.supernet.ranks:
-            del values["lora"]["supernet"]
-        if self.lora.gates is None:
-            del values["lora"]["gates"]
-        values["distill"]["hidden"] = values["distill"].pop("hidden_weight") or None
-        values["distill_hidden"]["weight"] = 1.0
-        return values
+        return self.with_teacher(None).model_dump(mode="json", exclude={"start", *OPERATIONAL_SECTIONS})
 
     @property
     def token_budget(self) -> int:
@@ -328,11 +274,11 @@ def training_phases(config: TrainConfig) -> list[PhaseConfig]:
     curricula = [phase.curriculum for phase in phases if phase.curriculum]
     if len({curriculum.difficulty for curriculum in curricula}) > 1:
         raise UserError("the phases' curricula go by different difficulties", where="train.phases")
-    if curriculum_difficulty(phases) == "loss" and objective_spec(config.objective).output in ("reward", "classes"):
+    if curriculum_difficulty(phases) == "loss" and config.spec.classifier:
         fix = "name a column of the data with numbers"
-        raise UserError(f"{config.objective} has no loss before training", where=DIFFICULTY_KEY, fix=fix)
+        raise UserError(f"{config.objective.name} has no loss before training", where=DIFFICULTY_KEY, fix=fix)
     if any(curriculum.name == "self_paced" for curriculum in curricula) and config.has_teacher:
-        what = f"{config.objective} measures no likelihood of single records, which self_paced needs"
+        what = f"{config.objective.name} measures no likelihood of single records, which self_paced needs"
         raise UserError(what, where="train.phases.N.curriculum.name", fix="use adaptive")
     return phases
 
@@ -349,9 +295,3 @@ def can_change_on_resume(key: str) -> bool:
 
 def _is_below(key: str, sections: Sequence[str]) -> bool:
     return any(key == section or key.startswith(f"{section}.") for section in sections)
-
-
-def unused_sections(config: TrainConfig) -> list[str]:
-    """Returns the sections of other objectives that are set."""
-    sections = {name: getattr(config, name, None) for name in OBJECTIVES.builtin if name != config.objective}
-    return [name for name, section in sections.items() if section is not None and section != type(section)()]

@@ -192,7 +192,7 @@ def _read_settings(file: Path) -> dict[str, str]:
     settings = {
         "model": config.get("model"),
         "data": config.get("data"),
-        "objective": train.get("objective"),
+        "objective": train.get("objective", {}).get("name"),
         "method": train.get("method"),
         "precision": train.get("precision"),
         "optimiser": optimizer.get("name") if isinstance(optimizer, dict) else None,

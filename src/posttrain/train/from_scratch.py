@@ -10,7 +10,6 @@ from posttrain.models.loading import load_config, load_generation_config, load_t
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig
-from posttrain.train.objectives.registry import objective_spec
 from posttrain.train.shape import trained_config
 
 
@@ -21,8 +20,8 @@ def check_from_scratch(config: TrainConfig) -> None:
         name, needed = "train.method=lora", "train.method=full"
     elif config.start == "champion":
         name, needed = "train.start=champion", "train.start=base"
-    elif objective_spec(config.objective).output in ("reward", "classes"):
-        name, needed = f"train.objective={config.objective}", "a language model first"
+    elif config.spec.classifier:
+        name, needed = f"train.objective={config.objective.name}", "a language model first"
     if name:
         raise UserError(
             f"{name} starts from trained weights, and training from scratch has none",

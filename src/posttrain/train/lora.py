@@ -15,7 +15,6 @@ from posttrain.models.shape import meta_model, read_config
 from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig
 from posttrain.train.lora_config import LoraConfig
-from posttrain.train.objectives.registry import objective_spec
 from posttrain.train.shape import trained_config
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -40,7 +39,7 @@ def check_ranks(source: str, config: TrainConfig) -> None:
     """
     lora = config.lora
     if config.method == "lora" and (lora.ranks or lora.gates is not None):
-        classifier = objective_spec(config.objective).output in ("reward", "classes")
+        classifier = config.spec.classifier
         model = meta_model(trained_config(read_config(source), config), classifier=classifier)
         adapted = attach_lora(model, lora, low_cpu_mem_usage=True)
         if lora.gates is not None:

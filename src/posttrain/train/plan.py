@@ -27,7 +27,6 @@ from posttrain.train.memory.token_budget import available_bytes, choose_budget, 
 from posttrain.train.memory.weights import ModelSpec
 from posttrain.train.monitor.meter import DecoderSize, training_flops
 from posttrain.train.objectives.build import objective_class, record_shape
-from posttrain.train.objectives.registry import OBJECTIVES
 from posttrain.train.shape import trained_config
 from posttrain.train.standalone import TrainJobConfig
 from posttrain.train.training_set import ANY_LENGTH, require_fitting
@@ -201,7 +200,7 @@ def _plan_phases(
         records = records.filter(pa.array(fits))
         require_fitting(sum(fits), len(fits), train.max_length)
     encoded, _ = encode(encoder, records, train.max_length, shape)
-    units = objective_class(train.objective).record_units(encoded)
+    units = objective_class(train.objective.name).record_units(encoded)
     lengths = longest_lengths(units)
     times = len(units) // len(encoded)
     kinds = {
@@ -229,7 +228,7 @@ def _plan_phases(
 
 
 def _step_work(config: Any, train: TrainConfig, phase: _PhasePlan, budget: int) -> _StepWork:
-    classifier = OBJECTIVES[train.objective].output in ("reward", "classes")
+    classifier = train.spec.classifier
     decoder = DecoderSize.from_config(config.get_text_config(), classifier=classifier)
     if phase.batches:
         sizes = [
@@ -238,7 +237,7 @@ def _step_work(config: Any, train: TrainConfig, phase: _PhasePlan, budget: int) 
         (tokens, computed, pairs, supervised), passes = np.sum(sizes, axis=0).tolist(), len(phase.batches)
         parts = len(sizes)
     else:
-        count = train.batch_size * (2 if OBJECTIVES[train.objective].shape == "pair" else 1)
+        count = train.batch_size * (2 if train.spec.shape == "pair" else 1)
         tokens = computed = supervised = count * phase.longest
         pairs, passes = tokens * (phase.longest + 1) // 2, 1
         parts = -(-tokens // max(budget, phase.longest))

@@ -30,7 +30,6 @@ from posttrain.train.monitor.metrics import Sink
 from posttrain.train.monitor.monitor import Monitor
 from posttrain.train.objectives.base import Objective
 from posttrain.train.objectives.reference import initial_losses
-from posttrain.train.objectives.registry import objective_spec
 from posttrain.train.optim.ema import Ema
 from posttrain.train.optim.gradient_surgery import GradientSurgery
 from posttrain.train.optim.loss_scale import LossScale
@@ -99,7 +98,7 @@ def set_up_training(
     meter = StepMeter(
         lm,
         config.precision,
-        classifier=objective_spec(config.objective).output in ("reward", "classes"),
+        classifier=config.spec.classifier,
         weights_frozen=config.method == "lora",
     )
     units, checkpoints = objective.units, Checkpoints(scratch / "checkpoints", config.checkpoint)
@@ -250,7 +249,7 @@ def _initial_state(
     can_go_back: Callable[[], bool],
 ) -> TrainingState:
     vocabulary = getattr(lm.model.config.get_text_config(), "vocab_size", 0)
-    monitor = Monitor(config.watch, can_go_back, EarlyLimit.of_objective(config.objective, vocabulary))
+    monitor = Monitor(config.watch, can_go_back, EarlyLimit.of_objective(config.objective.name, vocabulary))
     scale = LossScale(enabled=config.precision == "float16")
     return TrainingState(weights, sampler, monitor, Interventions(), scale, hooks)
 

@@ -18,7 +18,7 @@ from posttrain.models.task import TaskConfig
 from posttrain.store.errors import WorkError
 from posttrain.store.files import remove_tree
 from posttrain.train.callbacks import CallbackList, TrainingStopped
-from posttrain.train.config import TrainConfig, unused_sections
+from posttrain.train.config import TrainConfig
 from posttrain.train.data.mix import mix_counts
 from posttrain.train.from_scratch import check_from_scratch, random_model
 from posttrain.train.lora import add_adapter, check_ranks, merge_adapter
@@ -99,8 +99,6 @@ def train(
         log.warning("  train.lora is set, and train.method is full: all weights are trained; set train.method to lora")
     if config.surgery.method == "none" and config.surgery != SurgeryConfig():
         log.warning("  train.surgery is set, and its method is none: all gradients are summed; name a method")
-    for name in unused_sections(config):
-        log.warning("  train.%s is set, and train.objective is %s: it changes nothing", name, config.objective)
     data = read_training_set(str(source), records, config, task, scratch, difficulties, weights)
     units, columns = data.units, data.records
     # Before the model is loaded: a head that the base model lacks is drawn at random.

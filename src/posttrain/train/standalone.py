@@ -37,6 +37,7 @@ from posttrain.store.section import Section
 from posttrain.train.config import OPERATIONAL_SECTIONS, TrainConfig
 from posttrain.train.data.tokenise import content_digest
 from posttrain.train.key_aliases import KEY_ALIASES, VALUE_ALIASES
+from posttrain.train.objectives.config import TEACHER_KEY
 
 if TYPE_CHECKING:
     import numpy as np
@@ -95,7 +96,7 @@ class TrainJobConfig(Section):
                 "model": model,
                 "data": data if isinstance(self.data, list) else data[0],
                 "task": self.task.with_labels_from(root("task.labels")),
-                "train": self.train.with_teacher_from(root("train.distill.teacher")),
+                "train": self.train.with_teacher_from(root(TEACHER_KEY)),
             }
         )
 
@@ -215,14 +216,14 @@ def _train(
         _check_answers(records)
     if shape == "completion" and (count := _count_thumbs_down(records)):
         raise UserError(
-            f"{count:,} of {records.num_rows:,} records have `label: false`, and {config.train.objective} would learn "
-            "their answers",
+            f"{count:,} of {records.num_rows:,} records have `label: false`, and {config.train.objective.name} would "
+            "learn their answers",
             where="train.objective",
             fix="train with kto, or leave these records out",
         )
     _write_config(out, config)
     if shape != "pair" and records["rejected"].null_count < records.num_rows:
-        log.warning("%s learns the chosen answers alone; dpo and others learn from both", config.train.objective)
+        log.warning("%s learns the chosen answers alone; dpo and others learn from both", config.train.objective.name)
     source = locate(config.model, Path(), weights=False)
     if base is None:
         base = work / "base" / "model"
@@ -330,7 +331,7 @@ def _is_empty(out: Path) -> bool:
 
 
 def _identity(config: TrainJobConfig, records: pa.Table, values: "Mapping[str, np.ndarray | None]") -> dict[str, Any]:
-    teacher = config.train.distill.teacher if config.train.has_teacher else None
+    teacher = config.train.teacher
     return {
         # Without paths and settings that change no result: the records count by their content.
         **config.model_dump(mode="json", exclude={"train": set(OPERATIONAL_SECTIONS), "data": True, "columns": True}),

@@ -18,7 +18,6 @@ from posttrain.train.data.record_columns import RecordColumns
 from posttrain.train.data.token_set import TokenSet
 from posttrain.train.data.tokenise import tokenise
 from posttrain.train.objectives.build import record_shape
-from posttrain.train.objectives.registry import objective_spec
 
 ANY_LENGTH = 2**30  # tokens; no record is longer
 
@@ -127,7 +126,7 @@ def _read_records(
         columns.kinds(config.phases, config.surgery.task_column),
         difficulties,
         _record_weights(config, columns, weights),
-        columns.margins() if objective_spec(config.objective).margins else None,
+        columns.margins() if config.spec.margins else None,
     )
 
 
@@ -146,8 +145,8 @@ def _record_weights(config: TrainConfig, columns: RecordColumns, given: np.ndarr
     """
     if config.weight is None and given is None:
         return None
-    if objective_spec(config.objective).shape in ("labelled", "teacher"):
-        what = f"{config.objective} has no weights of records"
+    if config.spec.shape in ("labelled", "teacher"):
+        what = f"{config.objective.name} has no weights of records"
         raise UserError(what, where="train.weight", fix="leave it out, or take another objective")
     if config.weight is None:
         return given

@@ -41,7 +41,7 @@ class ReadySpace:
 
 
 def _of_objective(name: str, **entries: Entry) -> ReadySpace:
-    return ReadySpace({f"train.{name}.{key}": entry for key, entry in entries.items()}, _OBJECTIVE, name)
+    return ReadySpace({f"{_OBJECTIVE}.{key}": entry for key, entry in entries.items()}, _OBJECTIVE, name)
 
 
 # Beyond 0.1 only because that is the objectives' default: it would lie on the edge.
@@ -101,7 +101,8 @@ def expand(
 ) -> dict[str, Any]:
     """Puts entries in the place of the names of ready spaces; the space's own entries go before them.
 
-    A space that searches the method or the objective has the entries of each value under a condition.
+    A space that searches the method or the objective has the entries of each value under a condition; a setting that
+    several objectives have takes the range that spans theirs.
 
     Args:
         space: entries by name; under ``ready`` a name of `READY` or ``auto``, or a list of them.
@@ -118,7 +119,7 @@ def expand(
     if not names:
         raise UserError("names no ready space", where=f"{where}.{READY_KEY}", fix=suggest("", [AUTO, *READY]))
     values = {key: values_of(own, key, value, where) for key, value in ((_METHOD, method), (_OBJECTIVE, objective))}
-    entries: dict[str, Any] = {}
+    entries: dict[str, Entry] = {}
     for name in names:
         if name == AUTO:
             fitting = [part for part in READY.values() if part.automatic and _fits(part, values)]
@@ -131,8 +132,17 @@ def expand(
             for key, entry in _entries(part, values[_METHOD]).items():
                 if len(values.get(part.key, ())) > 1:
                     entry = replace(entry, when=f"{part.key} == '{part.value}'")  # type: ignore[type-var]
-                entries[key] = entry.to_json()
-    return entries | own
+                    entry = _spanning(entries[key], entry) if key in entries else entry
+                entries[key] = entry
+    return {key: entry.to_json() for key, entry in entries.items()} | own
+
+
+def _spanning(first: Entry, other: Entry) -> Entry:
+    """Returns the range that spans those of two objectives, under the condition of either."""
+    assert isinstance(first, Float), "settings of objectives have ranges of numbers"
+    assert isinstance(other, Float)
+    low, high = min(first.low, other.low), max(first.high, other.high)
+    return replace(first, low=low, high=high, when=f"{first.when} or {other.when}")
 
 
 def values_of(space: Mapping[str, Any], key: str, configured: Any, where: str = "space") -> Sequence[Any]:

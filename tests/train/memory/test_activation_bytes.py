@@ -13,6 +13,7 @@ from posttrain.train.memory.activations import layer_costs
 from posttrain.train.memory.estimate import estimate_memory
 from posttrain.train.memory.micro_batch import MicroBatch, elementwise_max
 from posttrain.train.memory.weights import ModelSpec
+from posttrain.train.objectives.config import DpoConfig
 from posttrain.train.regularization import layers
 from posttrain.train.regularization.config import NoiseConfig
 
@@ -157,8 +158,8 @@ def test_a_full_micro_batch_is_the_largest(row: Row) -> None:
     assert MicroBatch.full(100_000, config).tokens == 4 * 64
     assert MicroBatch.full(8, config).tokens == 64  # a sequence is not cut in two
     assert MicroBatch.full(8, config, longest=20).tokens == 20
-    assert MicroBatch.full(256, config.model_copy(update={"objective": "dpo"})).tokens == 256
-    assert MicroBatch.full(8, config.model_copy(update={"objective": "dpo"})).tokens == 128
+    assert MicroBatch.full(256, config.model_copy(update={"objective": DpoConfig()})).tokens == 256
+    assert MicroBatch.full(8, config.model_copy(update={"objective": DpoConfig()})).tokens == 128
     real = MicroBatch.from_packed(row((40, 40), 300))
     attention = {"scores": 2 * 39 * 39, "longest": 39}
     assert real == MicroBatch(tokens=78, supervised=20, pairs=2 * 39 * 40 // 2, queries=78, keys=78, **attention)

@@ -59,9 +59,10 @@ def prepare(tiny_model: Path, other_model: Path, tmp_path: Path) -> Iterator[Cal
             records: pa.Table | None = None,
             moved: bool = True,
         ) -> PreparedObjective:
-            train: dict[str, Any] = {**(settings or {}), "objective": objective}
-            if objective.startswith("distill"):
-                train["distill"] = {"teacher": str(teacher or other_model), **train.get("distill", {})}
+            options = {"name": objective, **(settings or {})}
+            if objective == "distill":
+                options["teacher"] = str(teacher or other_model)
+            train = {"objective": options}
             return stack.enter_context(prepare_objective(train, tmp_path, tiny_model, records, moved=moved))
 
         yield prepare_by_name

@@ -9,26 +9,19 @@ from posttrain.train.objectives.registry import OBJECTIVES
 
 pytestmark = pytest.mark.slow
 
-SETTINGS: list[dict[str, Any]] = [
-    *({"objective": name} for name in OBJECTIVES),
-    {"objective": "sft", "sft": {"label_smoothing": 0.2}},
-    {"objective": "orpo", "orpo": {"likelihood": "completion"}},
-    {"objective": "simpo", "simpo": {"nll_weight": 0.5}},
-    {
-        "objective": "classification",
-        "classification": {"label_weights": {"card": 0.1, "refund": 0.02, "top up": 0.03}},
-    },
-    {"objective": "distill", "distill": {"top_k": 5, "divergence": "reverse", "hard_weight": 0.3}},
-    {
-        "objective": "distill",
-        "distill": {"temperature": 2.0, "hidden_weight": 0.5},
-        "distill_hidden": {"layers": [(1, 1), (-1, -1)]},
-    },
+OBJECTIVE_SETTINGS: list[dict[str, Any]] = [
+    *({"name": name} for name in OBJECTIVES),
+    {"name": "sft", "label_smoothing": 0.2},
+    {"name": "orpo", "likelihood": "completion"},
+    {"name": "simpo", "nll_weight": 0.5},
+    {"name": "classification", "label_weights": {"card": 0.1, "refund": 0.02, "top up": 0.03}},
+    {"name": "distill", "top_k": 5, "divergence": "reverse", "hard_weight": 0.3},
+    {"name": "distill", "divergence": "none"},
+    {"name": "distill", "temperature": 2.0, "hidden_weight": 0.5, "layers": [(1, 1), (-1, -1)]},
 ]
 
 
 class TestBuiltInObjectives(ObjectiveContract):
-    @pytest.fixture(params=SETTINGS, ids=lambda settings: settings["objective"])
+    @pytest.fixture(params=OBJECTIVE_SETTINGS, ids=lambda settings: settings["name"])
     def train(self, request: pytest.FixtureRequest) -> dict[str, Any]:
-        settings: dict[str, Any] = request.param
-        return settings
+        return {"objective": request.param}

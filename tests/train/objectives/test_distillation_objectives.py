@@ -94,11 +94,11 @@ def test_soft_and_hard_targets(logits: Array, weight: float, seed: int) -> None:
     student, teacher = logits
     rows, vocabulary = student.shape
     targets = np.random.default_rng(seed).integers(0, vocabulary, rows)
-    config = DistillationConfig(divergence="forward", temperature=2, scale_by_temperature=True, hard_weight=weight)
+    config = DistillationConfig(divergence="forward", temperature=2, hard_weight=weight)
     result = distill(*map(torch.from_numpy, (student, teacher)), config, targets=torch.from_numpy(targets))
     soft = rel_entr(softmax(teacher / 2, axis=1), softmax(student / 2, axis=1)).sum()
     hard = -log_softmax(student, axis=1)[np.arange(rows), targets].sum()
-    assert result.sum.item() == pytest.approx((1 - weight) * 4 * soft + weight * hard, rel=1e-6, abs=1e-9)
+    assert result.sum.item() == pytest.approx((1 - weight) * soft + weight * hard, rel=1e-6, abs=1e-9)
     assert mean_metrics(result.metrics)["divergence"] == pytest.approx(soft / rows, rel=1e-6, abs=1e-9)
 
 

@@ -7,7 +7,7 @@ from hypothesis.extra.numpy import arrays
 from scipy.spatial.distance import cosine
 
 from posttrain.store.errors import UserError
-from posttrain.train.objectives.config import DistillationConfig, HiddenConfig
+from posttrain.train.objectives.config import DistillationConfig
 from posttrain.train.objectives.distillation import distill, distill_hidden
 
 Array = np.ndarray
@@ -20,10 +20,10 @@ hidden_pairs = st.tuples(st.integers(1, 4), st.integers(2, 6)).flatmap(
 @given(hidden_pairs)
 def test_hidden_losses_match_their_definition(states: Array) -> None:
     student, teacher = map(torch.from_numpy, states)
-    mse = distill_hidden(student, teacher, HiddenConfig())
+    mse = distill_hidden(student, teacher, DistillationConfig())
     assert mse.sum.item() == pytest.approx(((states[0] - states[1]) ** 2).mean(1).sum(), rel=1e-9)
     assert mse.count == len(student)
-    cosine_loss = distill_hidden(student, teacher, HiddenConfig(distance="cosine"))
+    cosine_loss = distill_hidden(student, teacher, DistillationConfig(distance="cosine"))
     assert cosine_loss.sum.item() == pytest.approx(sum(cosine(*row) for row in zip(*states, strict=True)), abs=1e-9)
 
 
@@ -32,7 +32,7 @@ def test_hidden_losses_match_their_definition(states: Array) -> None:
 @given(hidden_pairs)
 def test_equal_hidden_states_have_no_loss_and_no_gradient(distance: str, states: Array) -> None:
     student = torch.from_numpy(states[0].copy()).requires_grad_()
-    result = distill_hidden(student, torch.from_numpy(states[0]), HiddenConfig(distance=distance))
+    result = distill_hidden(student, torch.from_numpy(states[0]), DistillationConfig(distance=distance))
     result.sum.backward()
     assert result.sum.item() == pytest.approx(0, abs=1e-9)
     assert student.grad is not None
@@ -43,18 +43,18 @@ def test_a_projection_between_widths_is_learned() -> None:
     torch.manual_seed(0)
     projection = torch.nn.Linear(3, 5, bias=False)
     student, teacher = torch.randn(2, 3), torch.randn(2, 5)
-    actual = distill_hidden(student, teacher, HiddenConfig(), projection=projection)
+    actual = distill_hidden(student, teacher, DistillationConfig(), projection=projection)
     expected = (student.numpy() @ projection.weight.detach().numpy().T - teacher.numpy()) ** 2
     assert actual.sum.item() == pytest.approx(expected.mean(1).sum(), rel=1e-5)
     actual.sum.backward()
     assert projection.weight.grad is not None
     with pytest.raises(UserError, match="3 and 5 dimensions"):
-        distill_hidden(student, teacher, HiddenConfig())
+        distill_hidden(student, teacher, DistillationConfig())
 
 
 def test_logit_and_hidden_losses_combine() -> None:
     logits, states = torch.zeros(2, 3), torch.ones(2, 4)
     logit_loss = distill(logits, logits + torch.tensor([1.0, 0, 0]), DistillationConfig())
-    combined = logit_loss.plus(distill_hidden(states, 3 * states, HiddenConfig()), 0.25)
+    combined = logit_loss.plus(distill_hidden(states, 3 * states, DistillationConfig()), 0.25)
     assert combined.sum.item() == pytest.approx(logit_loss.sum.item() + 0.25 * 2 * 4)
     assert combined.metrics.keys() == {"divergence", "agreement", "hidden"}

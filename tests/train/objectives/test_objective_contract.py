@@ -16,7 +16,7 @@ from torch import Tensor
 from posttrain.store.section import Section
 from posttrain.train.objectives import config as settings
 from posttrain.train.objectives.build import objective_class
-from posttrain.train.objectives.distillation import top_tokens
+from posttrain.train.objectives.distillation import distill_hidden, top_tokens
 from posttrain.train.objectives.loss import Loss, SequenceLogProbs, merge_metrics
 from posttrain.train.objectives.registry import OBJECTIVES
 
@@ -79,7 +79,7 @@ def truncated_teacher(f: Callable[..., Loss], rows: Rows, config: Section) -> Lo
 def hidden(f: Callable[..., Loss], rows: Rows, config: Section) -> Loss:
     widths = rows["hidden"].shape[1], rows["teacher_hidden"].shape[1]
     matrix = torch.linspace(-1, 1, widths[0] * widths[1]).reshape(widths).to(rows["hidden"])
-    return f(rows["hidden"], rows["teacher_hidden"], config, projection=lambda states: states @ matrix)
+    return distill_hidden(rows["hidden"], rows["teacher_hidden"], config, projection=lambda states: states @ matrix)
 
 
 PAIR = ("chosen", "rejected")
@@ -107,14 +107,14 @@ CASES = [
         Case("distill", settings.DistillationConfig(**options), teacher, ("student",))
         for options in (
             {"divergence": "forward"},
-            {"divergence": "reverse", "temperature": 2.0, "scale_by_temperature": True},
+            {"divergence": "reverse", "temperature": 2.0},
             {"beta": 0.2, "hard_weight": 0.4},
             {"divergence": "reverse", "top_k": 3},
         )
     ),
     Case("distill", settings.DistillationConfig(), truncated_teacher, ("student",)),
-    Case("distill_hidden", settings.HiddenConfig(), hidden, ("hidden",)),
-    Case("distill_hidden", settings.HiddenConfig(distance="cosine"), hidden, ("hidden",)),
+    Case("distill", settings.DistillationConfig(divergence="none"), hidden, ("hidden",)),
+    Case("distill", settings.DistillationConfig(divergence="none", distance="cosine"), hidden, ("hidden",)),
 ]
 few_examples = example_settings(max_examples=15)  # of each of two dozen cases
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -70,7 +70,7 @@ def test_defaults_are_trls(section: type[Section], expected: dict[str, object]) 
         (settings.DistillationConfig, {"beta": 1}),
         (settings.DistillationConfig, {"temperature": 0}),
         (settings.DistillationConfig, {"divergence": "backward"}),
-        (settings.HiddenConfig, {"layers": []}),
+        (settings.DistillationConfig, {"layers": []}),
     ],
 )
 def test_invalid_settings_are_refused(section: type[Section], values: dict[str, object]) -> None:

@@ -35,7 +35,7 @@ def eager_model(prepared: Any) -> LanguageModel:
 
 @pytest.mark.parametrize("likelihood", ["text", "completion"])
 def test_orpo_matches_its_formula(prepare: Any, likelihood: str) -> None:
-    prepared = prepare("orpo", {"orpo": {"beta": 0.3, "likelihood": likelihood}})
+    prepared = prepare("orpo", {"beta": 0.3, "likelihood": likelihood})
     loss, _ = prepared.backward(ALL)
     lm, likelihoods, log_odds = eager_model(prepared), [], []
     for chosen, rejected in prepared.objective.answers:
@@ -59,7 +59,7 @@ def test_cpo_matches_its_formula(prepare: Any) -> None:
 
 
 def test_kto_matches_its_formula(prepare: Any, tiny_model: Any) -> None:
-    prepared = prepare("kto", {"kto": {"beta": 0.5, "undesirable_weight": 0.6}})
+    prepared = prepare("kto", {"beta": 0.5, "undesirable_weight": 0.6})
     loss, metrics = prepared.backward(ALL)
     policy, reference = eager_model(prepared), load_language_model(tiny_model, TaskConfig(), "float32")
     units = [sequence for (sequence,) in prepared.objective.units]
@@ -124,7 +124,7 @@ def test_reward_and_classification_match_transformers(prepare: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["forward", "reverse", "jensen_shannon"])
 def test_distillation_matches_its_formula(prepare: Any, other_model: Any, kind: str) -> None:
-    prepared = prepare("distill", {"distill": {"divergence": kind, "temperature": 1.5}})
+    prepared = prepare("distill", {"divergence": kind, "temperature": 1.5})
     loss, _ = prepared.backward(ALL)
     student, teacher = eager_model(prepared), load_language_model(other_model, TaskConfig(), "float32")
     result = []
@@ -141,7 +141,7 @@ def test_distillation_matches_its_formula(prepare: Any, other_model: Any, kind: 
 
 
 def test_hidden_distillation_matches_its_formula(prepare: Any, other_model: Any) -> None:
-    prepared = prepare("distill_hidden", {"distill_hidden": {"layers": [(1, 2), (-1, -1)]}})
+    prepared = prepare("distill", {"divergence": "none", "layers": [(1, 2), (-1, -1)]})
     loss, _ = prepared.backward(ALL)
     student, teacher = eager_model(prepared), load_language_model(other_model, TaskConfig(), "float32")
     projections = list(student.model.distillation_projections)
@@ -163,12 +163,9 @@ def test_hidden_distillation_matches_its_formula(prepare: Any, other_model: Any)
     assert loss == pytest.approx(torch.cat(result).mean().item(), rel=1e-4)
 
 
-@pytest.mark.parametrize("objective", ["distill", "distill_hidden"])
-@pytest.mark.parametrize("top_k", [None, 7])
-def test_self_distillation_of_a_model_has_no_gradient(
-    prepare: Any, tiny_model: Any, objective: str, top_k: int | None
-) -> None:
-    prepared = prepare(objective, {"distill": {"top_k": top_k}}, teacher=tiny_model, moved=False)
+@pytest.mark.parametrize("settings", [{}, {"top_k": 7}, {"divergence": "none"}])
+def test_self_distillation_of_a_model_has_no_gradient(prepare: Any, tiny_model: Any, settings: dict[str, Any]) -> None:
+    prepared = prepare("distill", settings, teacher=tiny_model, moved=False)
     loss, gradients, _ = prepared.gradients(ALL)
     assert abs(loss) < 1e-6
     assert max(float(gradient.abs().max()) for gradient in gradients.values()) < 1e-6

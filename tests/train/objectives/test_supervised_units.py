@@ -4,17 +4,16 @@ from typing import Any
 
 import pytest
 
-from posttrain.train.config import TrainConfig
 from posttrain.train.data.encoding import encode
 from posttrain.train.objectives.build import supervised_unit
 from posttrain.train.objectives.registry import OBJECTIVES
 
-TOKENS = sorted(name for name, spec in OBJECTIVES.items() if spec.output not in ("reward", "classes"))
+TOKENS = sorted(name for name, spec in OBJECTIVES.items() if not spec.classifier)
 
 
 @pytest.mark.parametrize(
     ("objective", "settings"),
-    [*((name, {}) for name in TOKENS), ("orpo", {"orpo": {"likelihood": "completion"}})],
+    [*((name, {}) for name in TOKENS), ("orpo", {"likelihood": "completion"})],
 )
 def test_supervised_units_are_those_of_the_objective(
     prepare: Any, records_of_shape: Any, objective: str, settings: dict[str, Any]
@@ -32,6 +31,6 @@ def test_texts_with_one_result_have_no_supervised_token(prepare: Any, records_of
     shape = OBJECTIVES[objective].shape
     units, _ = encode(prepared.lm, records_of_shape(shape), 1024, shape)
     for unit, objective_unit in zip(units, prepared.objective.units, strict=True):
-        marked_unit = supervised_unit(TrainConfig(objective=objective), unit)
+        marked_unit = supervised_unit(prepared.objective.config, unit)
         assert [sequence.ids for sequence in marked_unit] == [sequence.ids[:-1] for sequence in objective_unit]
         assert not any(any(sequence.supervised) for sequence in marked_unit)

@@ -21,11 +21,8 @@ pytestmark = pytest.mark.slow
     ("settings", "files"),
     [
         ({}, {"last.npy": (128,), "head.safetensors": None}),
-        ({"distill": {"top_k": 4}}, {"ids.npy": (4,), "log_probabilities.npy": (4,)}),
-        (
-            {"distill": {"top_k": 4, "hidden_weight": 1.0}, "distill_hidden": {"layers": [(1, 1), (-1, 2)]}},
-            {"layers.npy": (2, 128)},
-        ),
+        ({"top_k": 4}, {"ids.npy": (4,), "log_probabilities.npy": (4,)}),
+        ({"top_k": 4, "hidden_weight": 1.0, "layers": [(1, 1), (-1, 2)]}, {"layers.npy": (2, 128)}),
     ],
 )
 def test_the_saved_teacher_outputs(
@@ -45,7 +42,7 @@ def test_out_of_memory_splits_the_teachers_micro_batches(
     prepare: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The saved outputs keep their order when the micro-batches are split."""
-    expected = prepare("distill", {"distill": {"top_k": 4}})
+    expected = prepare("distill", {"top_k": 4})
     (folder,) = tmp_path.glob("teacher-*")
     ids, values = (np.load(folder / name) for name in ("ids.npy", "log_probabilities.npy"))
     folder.rename(tmp_path / "before")
@@ -60,7 +57,7 @@ def test_out_of_memory_splits_the_teachers_micro_batches(
         return read_layers(lm, packed, layers)
 
     monkeypatch.setattr(module, "predicting_states_of_layers", limited)
-    actual = prepare("distill", {"distill": {"top_k": 4}})
+    actual = prepare("distill", {"top_k": 4})
     assert error_count
     assert largest == 2
     assert len(actual.objective.units) == len(expected.objective.units) == 8
@@ -85,12 +82,12 @@ def test_the_teacher_runs_once_and_is_then_freed(prepare: Any, monkeypatch: pyte
 
 
 def test_teacher_mistakes_are_one_line_errors(prepare: Any, tmp_path: Path, other_model: Path) -> None:
-    with pytest.raises(UserError, match=r"train\.distill\.teacher: no folder `nowhere`"):
+    with pytest.raises(UserError, match=r"train\.objective\.teacher: no folder `nowhere`"):
         prepare("distill", teacher="nowhere")
     with pytest.raises(UserError, match="the teacher has 3 layers, and no layer 4"):
-        prepare("distill_hidden", {"distill_hidden": {"layers": [(1, 4)]}})
+        prepare("distill", {"divergence": "none", "layers": [(1, 4)]})
     with pytest.raises(UserError, match="the student has 2 layers, and no layer -4"):
-        prepare("distill", {"distill": {"hidden_weight": 1.0}, "distill_hidden": {"layers": [(-4, 1)]}})
+        prepare("distill", {"hidden_weight": 1.0, "layers": [(-4, 1)]})
     other_teacher = write_tiny_model(tmp_path / "stranger")
     tokenizer_json = (other_teacher / "tokenizer.json").read_text()
     (other_teacher / "tokenizer.json").write_text(tokenizer_json.replace("<|system|>", "<|sys|>"))

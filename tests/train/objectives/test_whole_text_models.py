@@ -72,4 +72,4 @@ def test_mismatched_classifiers_are_one_line_errors(prepare: Any, tiny_model: Pa
         load_classifier(tmp_path / "classes", TASK, "float32", ["card", "refund", "top up"])
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="no label `cart` to weigh"):
-        prepare("classification", {"classification": {"label_weights": {"cart": 2.0}}})
+        prepare("classification", {"label_weights": {"cart": 2.0}})

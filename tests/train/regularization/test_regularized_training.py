@@ -31,14 +31,14 @@ SINGLE: dict[str, dict[str, Any]] = {
     "neftune": {"noise": NoiseConfig(neftune=5.0)},
     "dropout": {"noise": NoiseConfig(dropout=DropoutConfig(attention=0.2))},
     "fgm": {"noise": NoiseConfig(adversarial=FGM)},
-    "smoothing": {"sft": SftConfig(label_smoothing=0.1)},
+    "smoothing": {"objective": SftConfig(label_smoothing=0.1)},
     "ema": {"ema": 0.9},
 }
 COMBINED: dict[str, dict[str, Any]] = {
     "float16": {
         "precision": "float16",
         "noise": NoiseConfig(neftune=5.0, dropout=DropoutConfig(attention=0.2), adversarial=FGM),
-        "sft": SftConfig(label_smoothing=0.1),
+        "objective": SftConfig(label_smoothing=0.1),
         "ema": 0.9,
         "from_scratch": True,
         "micro_batch_tokens": 120,
@@ -156,7 +156,9 @@ def test_noise_is_not_in_the_saved_model(
 
 
 def test_the_perturbed_loss_is_logged(tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path) -> None:
-    config = config.model_copy(update={"noise": NoiseConfig(adversarial=FGM), "sft": SftConfig(label_smoothing=0.1)})
+    config = config.model_copy(
+        update={"noise": NoiseConfig(adversarial=FGM), "objective": SftConfig(label_smoothing=0.1)}
+    )
     run_training(tiny_model, records, config, tmp_path)
     steps = json.loads((tmp_path / "out" / "training.json").read_text())
     assert all(step["metrics"]["adversarial"] > step["loss"] > step["metrics"]["nll"] * 0.9 for step in steps)

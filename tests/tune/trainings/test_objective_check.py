@@ -16,7 +16,7 @@ def test_objectives_without_answers_are_refused(small: Any, objective: str) -> N
 
 @pytest.mark.parametrize("objective", ["sft", "dpo", "kto"])
 def test_objectives_with_answers_are_accepted(small: Any, objective: str) -> None:
-    assert load_config(small(train={"objective": objective})).train.objective == objective
+    assert load_config(small(train={"objective": objective})).train.objective.name == objective
 
 
 PREFERENCES: dict[str, Any] = {
@@ -28,10 +28,10 @@ PREFERENCES: dict[str, Any] = {
 
 def test_a_loop_on_preferences_trains_and_measures_pairs(small: Any) -> None:
     config = load_config(small(**PREFERENCES))
-    assert config.train.objective == "dpo"
+    assert config.train.objective.name == "dpo"
     assert [suite.scorer for suite in config.evaluate.suites.values()] == ["preference"]
     assert "gain.preference_accuracy" in str(config.gate)
-    assert load_config(small(**PREFERENCES, train={"objective": "ipo"})).train.objective == "ipo"
+    assert load_config(small(**PREFERENCES, train={"objective": "ipo"})).train.objective.name == "ipo"
 
 
 def test_a_loop_on_preferences_tunes_by_pairs(small: Any) -> None:
@@ -40,7 +40,7 @@ def test_a_loop_on_preferences_tunes_by_pairs(small: Any) -> None:
     assert config is not None
     assert config.metrics == ("preference_accuracy",)
     assert config.is_maximized
-    assert "train.dpo.beta" in config.space
+    assert "train.objective.beta" in config.space
 
 
 @pytest.mark.parametrize(

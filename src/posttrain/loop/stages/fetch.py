@@ -33,5 +33,5 @@ def fetch_teacher(context: RoundContext) -> Artifact | None:
     config = context.config.train
     if not config.has_teacher:
         return None
-    assert config.distill.teacher is not None, "it was checked with the config"
-    return context.run(Fetch(config.distill.teacher, "teacher"))
+    assert config.teacher is not None, "it was checked with the config"
+    return context.run(Fetch(config.teacher, "teacher"))

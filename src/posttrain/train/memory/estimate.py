@@ -34,7 +34,6 @@ from posttrain.train.memory.weights import (
     snapshot_bytes,
     step_bytes,
 )
-from posttrain.train.objectives.registry import OBJECTIVES
 
 _LIBRARY_BYTES = 60 * 2**20  # code, threads and buffers of matrix products that come with the first of them
 _DISTILLED_LOGITS = 2**23  # that a distillation works on at once
@@ -277,7 +276,7 @@ def _backward_working(
     shape = spec.shape
     number = _head_number_bytes(config)
     full = config.method == "full"
-    weight = number * shape.vocabulary * shape.hidden if full and _objective_output(config) != "hidden" else 0
+    weight = number * shape.vocabulary * shape.hidden if full else 0
     logits = _logit_bytes(spec, config, batch, 4 if number == 2 else 0, device)
     head = weight + logits + batch.supervised * (4 + number) * shape.hidden
     normed = numbers.stream if full else 0
@@ -306,7 +305,7 @@ def _logit_bytes(spec: ModelSpec, config: TrainConfig, batch: MicroBatch, gradie
 
 
 def _objective_output(config: TrainConfig) -> str:
-    return OBJECTIVES[config.objective].output
+    return config.spec.output
 
 
 def _head_number_bytes(config: TrainConfig) -> int:

@@ -5,7 +5,6 @@ from dataclasses import astuple, dataclass
 
 from posttrain.models.packing import Packed
 from posttrain.train.config import TrainConfig
-from posttrain.train.objectives.registry import OBJECTIVES
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class MicroBatch:
         """
         # Records are cut to `max_length`, so none is longer.
         length = min(longest or config.max_length, config.max_length)
-        unit = length * (2 if OBJECTIVES[config.objective].shape == "pair" else 1)
+        unit = length * (2 if config.spec.shape == "pair" else 1)
         tokens = max(unit, min(budget, unit * config.batch_size))
         # A causal model's token t of a sequence sees t + 1 tokens: (length + 1) / 2 on average.
         return cls(tokens, tokens, tokens * (length + 1) // 2, tokens, tokens, tokens * length, length)

@@ -7,7 +7,6 @@ from typing import Any, assert_never
 from posttrain.models.shape import ModelShape, meta_model, model_shape
 from posttrain.train.config import TrainConfig
 from posttrain.train.lora import attach_lora
-from posttrain.train.objectives.registry import OBJECTIVES
 from posttrain.train.optim.config import OptimizerConfig
 from posttrain.train.optim.parameter_groups import ParameterKind, parameter_locations
 
@@ -56,7 +55,7 @@ class ModelSpec:
         Raises:
             UserError: no model of this kind has this config, or LoRA does not find what it is to adapt.
         """
-        classifier = OBJECTIVES[train.objective].output in ("reward", "classes")
+        classifier = train.spec.classifier
         model = meta_model(config, classifier=classifier)
         return cls.from_model(
             attach_lora(model, train.lora, low_cpu_mem_usage=True) if train.method == "lora" else model

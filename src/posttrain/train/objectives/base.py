@@ -16,26 +16,18 @@ from torch import Tensor, nn
 
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Packed, Unit
-from posttrain.store.section import Section
+from posttrain.train.objectives.config import ObjectiveConfig
 from posttrain.train.objectives.loss import Loss, weighted_count
-from posttrain.train.objectives.registry import read_options
 
 _DEFAULT_TOKENS = 4096
 
 
 class TrainArguments(Protocol):
-    """The settings of a training that objectives read; ``TrainConfig`` has them all.
-
-    Beside these it has a section under the name of each built-in objective: the objective's own ``settings``.
-    """
+    """The settings of a training that objectives read; ``TrainConfig`` has them all."""
 
     @property
-    def objective(self) -> str:
-        """Names of the objective, or its dotted path."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The settings of an objective that is not built in."""
+    def objective(self) -> ObjectiveConfig:
+        """Name and settings of the objective."""
 
     @property
     def batch_size(self) -> int:
@@ -52,12 +44,6 @@ class TrainArguments(Protocol):
     @property
     def dtype(self) -> str:
         """Dtype of the weights that the model computes with."""
-
-
-def objective_settings(config: TrainArguments) -> Section:
-    """Returns the settings of the config's objective."""
-    settings: Section = read_options(config.objective, config.options) or getattr(config, config.objective)
-    return settings
 
 
 @dataclass(frozen=True)
@@ -101,7 +87,7 @@ class Objective(ABC):
 
     def __init__(self, units: Sequence[Unit], config: TrainArguments) -> None:
         self.units, self.config = units, config
-        self.settings: Any = objective_settings(config)
+        self.settings: Any = config.objective
 
     @classmethod
     def from_inputs(cls, inputs: ObjectiveInputs) -> Self:

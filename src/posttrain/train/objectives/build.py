@@ -15,7 +15,7 @@ from posttrain.store.errors import UserError
 from posttrain.store.extensions import load_object
 from posttrain.train.data.config import RecordShape
 from posttrain.train.data.units import answer_start
-from posttrain.train.objectives.base import Objective, ObjectiveInputs, TrainArguments, objective_settings
+from posttrain.train.objectives.base import Objective, ObjectiveInputs, TrainArguments
 from posttrain.train.objectives.registry import objective_spec
 
 
@@ -37,7 +37,7 @@ def objective_class(name: str) -> type[Objective]:
 
 def build_objective(inputs: ObjectiveInputs) -> Objective:
     """Builds the config's objective."""
-    objective = objective_class(inputs.config.objective).from_inputs(inputs)
+    objective = objective_class(inputs.config.objective.name).from_inputs(inputs)
     if inputs.weights is not None:
         objective.weights = torch.from_numpy(inputs.weights.astype(np.float64))
     return objective
@@ -45,7 +45,7 @@ def build_objective(inputs: ObjectiveInputs) -> Objective:
 
 def record_shape(config: TrainArguments, records: pa.Table) -> RecordShape:
     """Returns the shape in which the objective reads the records."""
-    shape = objective_spec(config.objective).shape
+    shape = objective_spec(config.objective.name).shape
     if shape == "labelled" and records["rejected"].null_count < records.num_rows:
         return "pair"  # a desirable and an undesirable answer each, as in TRL
     return shape
@@ -56,10 +56,10 @@ def supervised_unit(config: TrainArguments, unit: Unit) -> Unit:
 
     A text that is read for one result, a reward or a class, has none.
     """
-    if objective_spec(config.objective).output in ("reward", "classes"):
+    if objective_spec(config.objective.name).classifier:
         texts = [text.ids[: answer_start(text)] if len(unit) == 1 else text.ids for text in unit]
         return [TokenizedExample(ids, [False] * len(ids)) for ids in texts]
-    return objective_class(config.objective).mark_supervised(unit, objective_settings(config))
+    return objective_class(config.objective.name).mark_supervised(unit, config.objective)
 
 
 def load_model(config: TrainArguments, source: Path, task: TaskConfig, dtype: str) -> LanguageModel:
@@ -68,7 +68,7 @@ def load_model(config: TrainArguments, source: Path, task: TaskConfig, dtype: st
     Raises:
         UserError: it cannot be loaded, or the task names no labels.
     """
-    output = objective_spec(config.objective).output
+    output = objective_spec(config.objective.name).output
     if output == "reward":
         return load_classifier(source, task, dtype, REWARD)
     if output == "classes":

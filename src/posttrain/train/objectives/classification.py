@@ -90,7 +90,7 @@ class ClassificationObjective(Objective):
             config,
         )
         self.targets = torch.tensor(list(targets))
-        self.label_weights = label_weights(output_names(lm), self.settings, "train.classification.label_weights")
+        self.label_weights = label_weights(output_names(lm), self.settings, "train.objective.label_weights")
 
     @classmethod
     def from_inputs(cls, inputs: ObjectiveInputs) -> Self:

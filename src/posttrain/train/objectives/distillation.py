@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as functional
@@ -20,7 +20,7 @@ from posttrain.models.loading import load_config, load_tokenizer
 from posttrain.models.packing import Packed, Unit
 from posttrain.store.errors import UserError
 from posttrain.train.objectives.base import ObjectiveInputs, TrainArguments
-from posttrain.train.objectives.config import DistillationConfig, HiddenConfig
+from posttrain.train.objectives.config import TEACHER_KEY, DistillationConfig
 from posttrain.train.objectives.loss import Loss, join_losses, to_float32
 from posttrain.train.objectives.sft import SftObjective
 from posttrain.train.objectives.teacher import (
@@ -78,9 +78,7 @@ def distill(
     soft = divergence(log_student, log_teacher, config)
     agreed = (student.detach().argmax(-1) == best).to(soft.dtype)
     values = {"divergence": soft.detach(), "agreement": agreed}
-    # The gradients of soft targets scale as 1 / T^2: times T^2 their share of the loss is the same at every
-    # temperature (section 2 of Hinton et al.).
-    losses = soft * config.temperature**2 if config.scale_by_temperature else soft
+    losses = soft
     if config.hard_weight:
         if targets is None:
             raise ValueError("hard_weight needs targets")
@@ -107,7 +105,11 @@ def divergence(student: Tensor, teacher: Tensor, config: DistillationConfig) -> 
 
 
 def distill_hidden(
-    student: Tensor, teacher: Tensor, config: HiddenConfig, *, projection: Callable[[Tensor], Tensor] | None = None
+    student: Tensor,
+    teacher: Tensor,
+    config: DistillationConfig,
+    *,
+    projection: Callable[[Tensor], Tensor] | None = None,
 ) -> Loss:
     """Distance of the student's hidden states from the teacher's; a mean over positions.
 
@@ -165,63 +167,47 @@ def _merge_rest(student: Tensor, teacher: TopTokens) -> tuple[Tensor, Tensor]:
     return torch.cat([top, rest], -1), torch.cat([log_teacher, teacher_rest], -1)
 
 
-class DistillationArguments(TrainArguments, Protocol):
-    """The settings of a training that distillation reads."""
+class DistillationObjective(SftObjective):
+    """``distill``: the teacher's next-token distributions, its hidden states, or both.
 
-    @property
-    def distill(self) -> DistillationConfig:
-        """Settings of next-token distributions, and the teacher of both objectives."""
-
-    @property
-    def distill_hidden(self) -> HiddenConfig:
-        """Settings of hidden states, for both objectives."""
-
-    def with_teacher_from(self, root: Path) -> Self:
-        """Checks and resolves the teacher's folder."""
-
-
-class Distillation(SftObjective):
-    """The base of both kinds: like supervised fine-tuning they count every supervised token.
+    Like supervised fine-tuning it counts every supervised token.
 
     Args:
         units: one sequence each.
         lm: the student, to inspect tokenizer and sizes; it is not kept.
-        hidden: the settings of hidden states, if they are compared.
-        logits: whether distributions are compared.
 
     Raises:
         UserError: there is no teacher, it has another tokenizer, or a named layer does not exist.
     """
 
+    formula = staticmethod(distill)
     has_teacher = True
 
-    config: DistillationArguments
-
-    def __init__(
-        self,
-        units: Sequence[Unit],
-        config: DistillationArguments,
-        lm: LanguageModel,
-        hidden: HiddenConfig | None,
-        logits: bool,
-    ) -> None:
+    def __init__(self, units: Sequence[Unit], config: TrainArguments, lm: LanguageModel) -> None:
         super().__init__(units, config)
-        self.teacher = Path(config.with_teacher_from(Path()).distill.teacher or "")
+        settings: DistillationConfig = self.settings
+        self.teacher = settings.teacher_folder(Path())
         teacher = _teacher_config(self.teacher, lm.tokenizer)
         student = lm.model.config.get_text_config()
-        self.hidden, self._task = hidden, lm.task
-        for student_layer, teacher_layer in hidden.layers if hidden else []:
+        has_logits = settings.divergence != "none"
+        self.layers = settings.layers if settings.hidden_weight or not has_logits else []
+        self._task = lm.task
+        for student_layer, teacher_layer in self.layers:
             _check_layer(student_layer, student.num_hidden_layers, "student")
             _check_layer(teacher_layer, teacher.num_hidden_layers, "teacher")
         self._widths = student.hidden_size, teacher.hidden_size
         self.spec = TeacherSpec(
-            logits=logits,
-            top_k=config.distill.top_k if logits else None,
-            temperature=config.distill.temperature,
+            logits=has_logits,
+            top_k=settings.top_k if has_logits else None,
+            temperature=settings.temperature,
             vocabulary=student.vocab_size,
-            layers=[teacher_layer for _, teacher_layer in hidden.layers] if hidden else [],
+            layers=[teacher_layer for _, teacher_layer in self.layers],
             dtype=config.dtype,
         )
+
+    @classmethod
+    def from_inputs(cls, inputs: ObjectiveInputs) -> Self:
+        return cls(inputs.units, inputs.config, inputs.lm)
 
     def cache_teacher_outputs(self, folder: Path) -> None:
         self._compute_teacher_outputs(folder)
@@ -230,12 +216,12 @@ class Distillation(SftObjective):
     def attach_modules(self, lm: LanguageModel) -> Iterator[None]:
         """Attaches a projection for each pair of layers if the teacher's states have another width."""
         student_width, teacher_width = self._widths
-        if self.hidden is None or student_width == teacher_width:
+        if not self.layers or student_width == teacher_width:
             yield
             return
         like = next(lm.model.parameters())
         # Part of the model while it trains, so that optimiser and checkpoints hold it like any weight.
-        projections = nn.ModuleList(nn.Linear(student_width, teacher_width, bias=False) for _ in self.hidden.layers)
+        projections = nn.ModuleList(nn.Linear(student_width, teacher_width, bias=False) for _ in self.layers)
         lm.model.add_module(_PROJECTION_MODULE, projections.to(like.device, like.dtype))
         try:
             yield
@@ -251,47 +237,33 @@ class Distillation(SftObjective):
             # All of a distribution is kept as the last hidden state, from which the head computes chunks of logits.
             self.head = load_head(outputs, self.teacher, lm)
 
+    def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
+        if not self.layers:
+            return self._logits_loss(lm, predicting_states(lm, packed), packed, rows)
+        last, *states = predicting_states_of_layers(lm, packed, [-1, *(layer for layer, _ in self.layers)])
+        hidden = self._hidden_loss(lm, states, rows)
+        if not self.spec.logits:
+            return hidden
+        return self._logits_loss(lm, last, packed, rows).plus(hidden, self.settings.hidden_weight)
+
     def _compute_teacher_outputs(self, folder: Path) -> Path:
         return compute_teacher_outputs(self.teacher, self.units, self.spec, self._task, self.inference_tokens, folder)
 
-    def _hidden_loss(
-        self, lm: LanguageModel, states: Sequence[Tensor], rows: Sequence[int], config: HiddenConfig
-    ) -> Loss:
+    def _hidden_loss(self, lm: LanguageModel, states: Sequence[Tensor], rows: Sequence[int]) -> Loss:
         """Sums the distances of all pairs of layers."""
         projections = getattr(lm.model, _PROJECTION_MODULE, [None] * len(states))
         targets = self.teacher_outputs.layers(rows).unbind(1)
         # All have the same count, one a supervised token, so that the losses add.
         total, *losses = (
-            distill_hidden(student, target, config, projection=projection)
+            distill_hidden(student, target, self.settings, projection=projection)
             for student, target, projection in zip(states, targets, projections, strict=True)
         )
         for loss in losses:
             total = total.plus(loss)
         return total
 
-
-class LogitDistillation(Distillation):
-    """``distill``: the teacher's next-token distributions, and with ``hidden_weight`` its hidden states as well."""
-
-    formula = staticmethod(distill)
-
-    def __init__(self, units: Sequence[Unit], config: DistillationArguments, lm: LanguageModel) -> None:
-        hidden = config.distill_hidden if config.distill.hidden_weight else None
-        super().__init__(units, config, lm, hidden, logits=True)
-
-    @classmethod
-    def from_inputs(cls, inputs: ObjectiveInputs) -> Self:
-        return cls(inputs.units, cast(DistillationArguments, inputs.config), inputs.lm)
-
-    def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
-        if self.hidden is None:
-            return self._logits_loss(lm, predicting_states(lm, packed), packed, rows)
-        last, *states = predicting_states_of_layers(lm, packed, [-1, *(layer for layer, _ in self.hidden.layers)])
-        loss = self._logits_loss(lm, last, packed, rows)
-        return loss.plus(self._hidden_loss(lm, states, rows, self.hidden), self.settings.hidden_weight)
-
     def _logits_loss(self, lm: LanguageModel, states: Tensor, packed: Packed, rows: Sequence[int]) -> Loss:
-        config = self.config.distill
+        config: DistillationConfig = self.settings
         if config.top_k is not None:
             top = self.teacher_outputs.top(rows)
 
@@ -309,36 +281,17 @@ class LogitDistillation(Distillation):
         return join_losses(map_logits(lm, states, chunk_loss))
 
 
-class HiddenDistillation(Distillation):
-    """``distill_hidden``: the teacher's hidden states."""
-
-    formula = staticmethod(distill_hidden)
-
-    def __init__(self, units: Sequence[Unit], config: DistillationArguments, lm: LanguageModel) -> None:
-        self.compared = config.distill_hidden
-        super().__init__(units, config, lm, self.compared, logits=False)
-
-    @classmethod
-    def from_inputs(cls, inputs: ObjectiveInputs) -> Self:
-        return cls(inputs.units, cast(DistillationArguments, inputs.config), inputs.lm)
-
-    def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
-        states = predicting_states_of_layers(lm, packed, [layer for layer, _ in self.compared.layers])
-        return self._hidden_loss(lm, states, rows, self.compared)
-
-
 def _check_layer(layer: int, depth: int, model: str) -> None:
     if not -depth - 1 <= layer <= depth:
-        raise UserError(f"the {model} has {depth} layers, and no layer {layer}", where="train.distill_hidden.layers")
+        raise UserError(f"the {model} has {depth} layers, and no layer {layer}", where="train.objective.layers")
 
 
 def _teacher_config(folder: Path, tokenizer: Any) -> Any:
     """The config of a teacher's text model, if it reads what the student reads."""
-    where = "train.distill.teacher"
-    config = load_config(str(folder), f"no teacher ({where})")
-    teacher_tokens = load_tokenizer(str(folder), f"no teacher ({where})").get_vocab()
+    config = load_config(str(folder), f"no teacher ({TEACHER_KEY})")
+    teacher_tokens = load_tokenizer(str(folder), f"no teacher ({TEACHER_KEY})").get_vocab()
     # The ids themselves: distributions are compared token by token.
     if teacher_tokens != tokenizer.get_vocab():
         fix = "take a teacher with the student's tokenizer"
-        raise UserError(f"`{folder}` has another tokenizer than the student", where=where, fix=fix)
+        raise UserError(f"`{folder}` has another tokenizer than the student", where=TEACHER_KEY, fix=fix)
     return config.get_text_config()

@@ -3,17 +3,21 @@
 Other packages add an objective with an `ObjectiveSpec` as an entry point of the group ``posttrain.objectives``.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, SerializeAsAny
 
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.extensions import Registry
-from posttrain.store.section import Section, describe_alias
+from posttrain.store.section import describe_alias
 from posttrain.train.data.config import RecordShape
 from posttrain.train.key_aliases import VALUE_ALIASES
 from posttrain.train.objectives import config as settings
+from posttrain.train.objectives.config import ObjectiveConfig
 
-Output = Literal["log_probabilities", "reward", "classes", "logits", "hidden"]
+Output = Literal["log_probabilities", "reward", "classes", "logits"]
 """Output of the model's forward pass that the objective reads."""
 
 
@@ -26,7 +30,7 @@ class ObjectiveSpec:
             imported on first use.
         shape: contents of a record.
         output: output that the model computes.
-        config: section of its settings: ``train.NAME`` of a built-in objective, ``train.options`` of another.
+        config: its name and settings.
         summary: one line for help texts.
         reference: whether it needs the reference's log-probabilities.
         mismatched: whether it needs log-probabilities of prompts with other prompts' answers (see ``kl_estimate``).
@@ -36,14 +40,19 @@ class ObjectiveSpec:
     objective: type[Any] | str
     shape: RecordShape
     output: Output
-    config: type[Section]
+    config: type[ObjectiveConfig]
     summary: str
     reference: bool = False
     mismatched: bool = False
     margins: bool = False
 
+    @property
+    def classifier(self) -> bool:
+        """True if the model scores a text and answers none."""
+        return self.output in ("reward", "classes")
 
-def _pair(objective: str, config: type[Section], summary: str, reference: bool) -> ObjectiveSpec:
+
+def _pair(objective: str, config: type[ObjectiveConfig], summary: str, reference: bool) -> ObjectiveSpec:
     return ObjectiveSpec(objective, "pair", "log_probabilities", config, summary, reference=reference)
 
 
@@ -91,18 +100,11 @@ _BUILTIN = {
         "one label a text",
     ),
     "distill": ObjectiveSpec(
-        f"{_HERE}.distillation:LogitDistillation",
+        f"{_HERE}.distillation:DistillationObjective",
         "teacher",
         "logits",
         settings.DistillationConfig,
-        "a teacher's next-token distributions",
-    ),
-    "distill_hidden": ObjectiveSpec(
-        f"{_HERE}.distillation:HiddenDistillation",
-        "teacher",
-        "hidden",
-        settings.HiddenConfig,
-        "a teacher's hidden states",
+        "a teacher's next-token distributions or hidden states",
     ),
 }
 
@@ -122,14 +124,52 @@ def objective_spec(name: str, where: str = "train.objective") -> ObjectiveSpec:
     return OBJECTIVES.load(name, where)
 
 
-def read_options(name: str, options: dict[str, Any]) -> Section | None:
-    """Reads the settings of an objective that is not built in; None for a built-in one, which has a section.
+def read_objective(value: Any) -> ObjectiveConfig:
+    """Reads an objective: its name, or a section with its name and settings.
 
     Raises:
-        UserError: an option does not fit, or a built-in objective has options.
+        ValueError: there is no such objective, or it has no such setting.
     """
-    if name not in _BUILTIN:
-        return objective_spec(name).config.read(options, "train.options")
-    if options:
-        raise UserError(f"`{name}` has a section of its own", where="train.options", fix=f"set keys of train.{name}")
-    return None
+    if isinstance(value, ObjectiveConfig):
+        return value
+    values = {"name": value} if isinstance(value, str) else value
+    if not isinstance(values, Mapping):
+        raise ValueError("an objective is its name, or a section with its name and settings")
+    name = OBJECTIVES.check(values.get("name", "sft"))
+    config = objective_spec(name).config
+    own = [key for key in config.model_fields if key != "name"]
+    for key in values:
+        if key not in config.model_fields:
+            raise ValueError(f"{name} has no `{key}`; it has {', '.join(own) or 'no settings'}")
+    return config.model_validate({**values, "name": name})
+
+
+def with_name(objective: Any, name: str) -> Any:
+    """Returns the value of ``train.objective`` for an objective, with the settings that were given for it.
+
+    Args:
+        objective: the value so far, a name or a section; None where there is none.
+        name: the objective's name or dotted path.
+    """
+    if isinstance(objective, Mapping) and objective.get("name", name) == name:
+        return {**objective, "name": name}
+    return name
+
+
+AnyObjective = Annotated[
+    settings.SftConfig
+    | settings.DpoConfig
+    | settings.RobustDpoConfig
+    | settings.IpoConfig
+    | settings.HingeConfig
+    | settings.OrpoConfig
+    | settings.SimpoConfig
+    | settings.CpoConfig
+    | settings.KtoConfig
+    | settings.RewardConfig
+    | settings.ClassificationConfig
+    | settings.DistillationConfig
+    | SerializeAsAny[ObjectiveConfig],
+    BeforeValidator(read_objective),
+]
+"""The name and settings of an objective; the last is that of another package."""

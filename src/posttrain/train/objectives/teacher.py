@@ -238,7 +238,7 @@ def save_head(lm: LanguageModel, folder: Path) -> None:
     head = lm.model.get_output_embeddings()
     if type(head) is not nn.Linear:
         what = f"a head of type {type(head).__name__} cannot be kept"
-        raise UserError(what, where="train.distill.top_k", fix="keep the most probable tokens: 64 say")
+        raise UserError(what, where="train.objective.top_k", fix="keep the most probable tokens: 64 say")
     save_file({name: weight.contiguous() for name, weight in head.state_dict().items()}, folder / _HEAD_FILE)
 
 

@@ -17,8 +17,8 @@ from posttrain.tune.schedulers.registry import check_scheduler, make_scheduler
 from posttrain.tune.space import Space
 from posttrain.tune.spaces import values_of
 from posttrain.tune.storage import describe_location
-from posttrain.tune.trainings.config import OBJECTIVE_KEY, TRAINING_COSTS, TuneConfig
-from posttrain.tune.trainings.settings import CHECKED_POINTS, SETTING_PREFIX, apply_settings
+from posttrain.tune.trainings.config import TRAINING_COSTS, TuneConfig
+from posttrain.tune.trainings.settings import CHECKED_POINTS, OBJECTIVE_KEY, SETTING_PREFIX, apply_settings
 
 
 def check_search(tune: TuneConfig, base: Mapping[str, Any], train: TrainConfig, *, has_labels: bool) -> Space:
@@ -61,8 +61,8 @@ def _check_measurable(tune: TuneConfig, train: TrainConfig) -> None:
 
     Scorers ask a model for answers, or for their likelihoods.
     """
-    for name in values_of(tune.space, OBJECTIVE_KEY, train.objective, "tune.space"):
-        if objective_spec(name).output in ("reward", "classes"):
+    for name in values_of(tune.space, OBJECTIVE_KEY, train.objective.name, "tune.space"):
+        if objective_spec(name).classifier:
             where = f"tune.space.{OBJECTIVE_KEY}" if OBJECTIVE_KEY in tune.space else OBJECTIVE_KEY
             what = f"`{name}` makes a model that judges and does not answer, so no trial can be measured"
             raise UserError(what, where=where, fix="use posttrain train")

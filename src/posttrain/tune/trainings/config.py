@@ -17,6 +17,7 @@ from posttrain.train.standalone import TrainJobConfig
 from posttrain.tune.budget import Budget
 from posttrain.tune.objectives import COSTS, Objective, Objectives, read_objectives
 from posttrain.tune.spaces import READY_KEY, expand, values_of
+from posttrain.tune.trainings.settings import OBJECTIVE_KEY
 
 LOSS = "loss"
 """The metric that is computed of log-likelihoods: nats a token of the answers, or a record with a label set."""
@@ -30,8 +31,6 @@ VALUE_NAMES = {
     "rounds_since_tuning": "rounds since settings were last tuned, 1 in the round after; infinite before",
 }
 """Names in the rule that starts a search in a round, besides those of drift."""
-
-OBJECTIVE_KEY = "train.objective"
 
 PREFERENCE_ACCURACY = "preference_accuracy"
 """The default metric of objectives on pairs: the share of pairs whose better answer the model prefers."""
@@ -189,11 +188,11 @@ class TuneConfig(Section):
         Raises:
             UserError: there is no such ready space, or the training has nothing of what it searches.
         """
-        space = expand(self.space, method=train.method, objective=train.objective, where="tune.space")
+        space = expand(self.space, method=train.method, objective=train.objective.name, where="tune.space")
         changes: dict[str, Any] = {"space": space}
         has_default = not self.objectives and "metric" not in self.model_fields_set
         if has_default and not has_labels and self.held_out.scorer in (None, _PREFERENCE):
-            names = values_of(space, OBJECTIVE_KEY, train.objective, "tune.space")
+            names = values_of(space, OBJECTIVE_KEY, train.objective.name, "tune.space")
             if any(name in OBJECTIVES and OBJECTIVES[name].shape in ("pair", "labelled") for name in names):
                 changes["metric"] = PREFERENCE_ACCURACY
         return self.model_copy(update=changes)

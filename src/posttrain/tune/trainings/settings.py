@@ -18,6 +18,9 @@ _WARMUP = "train.schedule.warmup"
 SETTING_PREFIX = "train."
 """The beginning of a space's names that are keys of the config; others only help to derive values."""
 
+OBJECTIVE_KEY = "train.objective"
+"""The key whose values are names of objectives; other keys below it are an objective's settings."""
+
 RANKS_PREFIX = "train.lora.ranks."
 """The beginning of a space's names that end in a regular expression for modules, dots and all."""
 
@@ -35,7 +38,8 @@ def setting_path(key: str) -> list[str]:
 def apply_settings(values: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     """Returns a config with settings laid over it; those whose names do not begin with ``train.`` only help others."""
     changed: dict[str, Any] = json.loads(json.dumps(values))
-    for key, value in settings.items():
+    # The objective before its settings.
+    for key, value in sorted(settings.items(), key=lambda setting: setting[0] != OBJECTIVE_KEY):
         if key.startswith(SETTING_PREFIX):
             *path, last = setting_path(key)
             section = changed
@@ -43,7 +47,7 @@ def apply_settings(values: Mapping[str, Any], settings: Settings) -> dict[str, A
                 if section.get(name) is None:  # a section that is off, such as train.lora.gates
                     section[name] = {}
                 section = section[name]
-            section[last] = value
+            section[last] = {"name": value} if key == OBJECTIVE_KEY else value
     return changed
 
 
@@ -64,6 +68,8 @@ def configured_values(base: Mapping[str, Any], keys: Iterable[str]) -> dict[str,
                 section = section.get(name) if isinstance(section, Mapping) else None
             if section is None and key.startswith(RANKS_PREFIX):
                 section = base["train"]["lora"]["rank"]
+            if key == OBJECTIVE_KEY and isinstance(section, Mapping):
+                section = section["name"]
             if section is not None:
                 values[key] = section
     return values
