@@ -235,7 +235,6 @@ def test_too_few_records_leave_the_settings_as_they_are(begun_loop: Callable[...
         ),
         ({"storage": "postgresql://h/d"}, "tune.storage: a round keeps its study in the workspace"),
         ({"objectives": ["loss", "seconds"]}, "tune.objectives: a round chooses settings by one metric; name a metric"),
-        ({"space": {"train.lora.gates.share": [0.2, 0.5]}}, "`train.lora.gates.share` has no value in force"),
         ({"one_shot": True}, "tune.one_shot: leaves a model, and a round trains its own"),
         ({"warm_start": "studies"}, "tune.warm_start: a round starts from the studies of the rounds before it"),
         ({"budget": "5 EUR"}, "tune.budget: `5 EUR` is not a budget"),

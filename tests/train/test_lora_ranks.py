@@ -121,15 +121,6 @@ def test_a_space_sets_ranks_by_patterns_with_dots() -> None:
     assert changed == {"ranks": {"mlp.*": 2, "layers.0.*": 0, "q_proj": 8}, "rank": 4}
 
 
-def test_a_space_sets_keys_of_a_section_that_is_off() -> None:
-    base = TrainConfig().model_dump(mode="json")
-    changed = apply_settings({"train": base}, {"train.lora.gates.share": 0.25})
-    gates = TrainConfig.read(changed["train"], "train").lora.gates
-    assert gates is not None
-    assert gates.share == 0.25
-    assert base["lora"]["gates"] is None
-
-
 def test_memory_is_that_of_the_ranks(fresh: Fresh) -> None:
     batch = MicroBatch(tokens=64, supervised=8, pairs=600, queries=64, keys=64, scores=0, longest=32)
 

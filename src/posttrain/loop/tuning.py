@@ -210,9 +210,6 @@ def check_tuning(config: "Config", root: Path, has_labels: bool) -> None:
     base = {**values, "seed": config.seed, "train": config.train.model_dump(mode="json")}
     check_search(tune, base, config.train, has_labels=has_labels)
     for key in tune.space:
-        if key.startswith("train.lora.gates.") and config.train.lora.gates is None:
-            what = f"`{key}` has no value in force to compare with"
-            raise UserError(what, where=_WHERE, fix="set train.lora.gates, or leave it out")
         if any(_overlap(key, decided) for decided in _DECIDED_BEFORE):
             raise UserError(f"`{key}` is the same for a whole round", where=_WHERE, fix="leave it out")
     for _, changes in adjustment_rules(config.adjust):

@@ -43,7 +43,7 @@ def check_ranks(source: str, config: TrainConfig) -> None:
         model = meta_model(trained_config(read_config(source), config), classifier=classifier)
         adapted = attach_lora(model, lora, low_cpu_mem_usage=True)
         if lora.gates is not None:
-            _check_share(adapted, lora.gates.share)
+            _check_share(adapted, lora.gates)
 
 
 def _check_share(adapted: Any, share: float) -> None:
@@ -59,7 +59,7 @@ def _check_share(adapted: Any, share: float) -> None:
     )
     if least > share * total:
         what = f"{share:g} of {total:,} parameters has no room for the {least:,} of one rank"
-        raise UserError(what, where="train.lora.gates.share", fix="raise it")
+        raise UserError(what, where="train.lora.gates", fix="raise it")
 
 
 def attach_lora(model: Any, config: LoraConfig, **options: Any) -> Any:

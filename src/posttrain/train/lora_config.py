@@ -7,33 +7,8 @@ from pydantic import Field, field_validator, model_validator
 
 from posttrain.store.section import Section
 
-
-class SupernetConfig(Section):
-    """Adapters of several ranks that share weights, trained by the sandwich rule (arXiv:1903.05134)."""
-
-    ranks: dict[str, Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]] = Field(
-        {},
-        description="Ranks to train for, by patterns of `ranks`, each with that one as the greatest: a lesser one uses "
-        "the first rows and columns.",
-    )
-    random: int = Field(2, ge=0, description="Random sub-networks a step, beside the largest and the smallest.")
-
-    @property
-    def networks(self) -> int:
-        """Forward and backward passes of a micro-batch, at most."""
-        return 2 + self.random if any(len(set(ranks)) > 1 for ranks in self.ranks.values()) else 1
-
-
-class GatesConfig(Section):
-    """Gates that find ranks by module while the adapter is trained (arXiv:1712.01312)."""
-
-    share: float = Field(gt=0, lt=1, description="Share of the adapter's parameters that may stay.")
-    learning_rate: float | None = Field(
-        None, gt=0, description="Of gates and multipliers of the share; null: 25 by the number of steps."
-    )
-    warmup: float = Field(
-        0.3, ge=0, le=1, description="Share of the steps in which the target falls from 1 to `share`."
-    )
+RANDOM_SUBNETWORKS = 2
+"""Random sub-networks of a supernet's step, beside the largest and the smallest."""
 
 
 class LoraConfig(Section):
@@ -48,8 +23,18 @@ class LoraConfig(Section):
         description="Ranks of some modules, by a regular expression for the end of their names, such as "
         "`layers.[0-3].mlp.*: 4`; the first that matches counts; 0: no adapter.",
     )
-    supernet: SupernetConfig = Field(SupernetConfig(), description="Ranks that are trained together.")
-    gates: GatesConfig | None = Field(None, description="Gates that cut components to a share; null: all stay.")
+    supernet: dict[str, Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]] = Field(
+        {},
+        description="Ranks that share weights and are trained together by the sandwich rule (arXiv:1903.05134), by "
+        "patterns of `ranks`, each with that one as the greatest: a lesser one uses the first rows and columns.",
+    )
+    gates: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Share of the adapter's parameters that may stay: gates find the ranks by module while it is "
+        "trained (arXiv:1712.01312); null: all stay.",
+    )
 
     @field_validator("ranks")
     @classmethod
@@ -58,17 +43,22 @@ class LoraConfig(Section):
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise ValueError(f"`{pattern}` is no regular expression: {error}") from None
+                raise ValueError(f"`{pattern}` is not a regular expression: {error}") from None
         return ranks
 
     @model_validator(mode="after")
     def _supernet_fits(self) -> Self:
-        for pattern, ranks in self.supernet.ranks.items():
+        for pattern, ranks in self.supernet.items():
             if max(ranks, default=None) != self.ranks.get(pattern):
-                raise ValueError(f"supernet.ranks: the greatest of `{pattern}` is not that of ranks")
-        if self.supernet.ranks and self.gates is not None:
+                raise ValueError(f"supernet: the greatest of `{pattern}` is not that of ranks")
+        if self.supernet and self.gates is not None:
             raise ValueError("gates and supernet both find ranks: leave one out")
         return self
+
+    @property
+    def networks(self) -> int:
+        """Forward and backward passes of a micro-batch, at most."""
+        return 2 + RANDOM_SUBNETWORKS if any(len(set(ranks)) > 1 for ranks in self.supernet.values()) else 1
 
     def pattern_of(self, module: str) -> str | None:
         """Returns the first pattern of ``ranks`` that matches a module's name, as peft matches; None without one."""

@@ -243,7 +243,7 @@ def _step_work(config: Any, train: TrainConfig, phase: _PhasePlan, budget: int) 
         parts = -(-tokens // max(budget, phase.longest))
     frozen = train.method == "lora"
     flops = 0.0 if decoder is None else training_flops(decoder, computed, pairs, supervised, weights_frozen=frozen)
-    flops *= train.lora.supernet.networks if frozen else 1
+    flops *= train.lora.networks if frozen else 1
     return _StepWork(tokens / passes, flops / passes, parts / passes, phase.steps)
 
 
@@ -268,7 +268,7 @@ def _work_report(
 ) -> dict[str, Any]:
     dtype = torch.float32 if train.precision == "float32" else torch.bfloat16
     peak = machine.peak or matmul_rate(dtype, machine.device)
-    networks = train.lora.supernet.networks if train.method == "lora" else 1
+    networks = train.lora.networks if train.method == "lora" else 1
     recomputed = work.parts * networks * peak_estimate.recomputed
     flops = work.flops + recomputed
     return {

@@ -28,6 +28,8 @@ _OPEN = 2.0  # log alpha at the start: a gate is above 0 with a probability of 9
 
 _TRAVEL = 25.0  # that Adam can move log alpha in all steps, several times from open to shut
 
+_WARMUP = 0.3  # share of the steps in which the target falls from 1 to the config's share
+
 _BETAS = (0.0, 0.99)  # momentum would carry the share far below the target, which moves
 
 
@@ -97,7 +99,7 @@ class RankGates(StepHook):
     def __init__(self, model: nn.Module, weights: Weights, config: LoraConfig, seed: int, steps: int) -> None:
         assert config.gates is not None, "the config asks for gates"
         self._weights, self._seed = weights, seed
-        self.config, self._warmup = config.gates, config.gates.warmup * steps
+        self._share, self._warmup = config.gates, _WARMUP * steps
         factors, masters = dict(model.named_parameters()), weights.tensors()
         self._modules: list[_GatedModule] = []
         costs: list[float] = []
@@ -113,7 +115,7 @@ class RankGates(StepHook):
         self.costs = torch.tensor(costs, dtype=torch.float64)
         self.log_alpha = torch.full((len(costs),), _OPEN, requires_grad=True)
         self._multipliers = torch.zeros(2, requires_grad=True)
-        rate = self.config.learning_rate or _TRAVEL / max(1, steps)
+        rate = _TRAVEL / max(1, steps)
         groups: list[dict[str, Any]] = [
             {"params": [("log_alpha", self.log_alpha)]},
             {"params": [("multipliers", self._multipliers)], "maximize": True},
@@ -130,7 +132,7 @@ class RankGates(StepHook):
     def target(self, step: int) -> float:
         """Returns the share that a step aims at."""
         progress = min(1.0, step / self._warmup) if self._warmup else 1.0
-        return 1 + (self.config.share - 1) * progress
+        return 1 + (self._share - 1) * progress
 
     @contextmanager
     def gradients(self, batch: Batch) -> Iterator[None]:
@@ -186,11 +188,11 @@ class RankGates(StepHook):
         """
         gates = final_gates(self.log_alpha)
         order = torch.sort(self.log_alpha, descending=True, stable=True).indices
-        fits = self.costs[order].cumsum(0) <= self.config.share * self.costs.sum()
+        fits = self.costs[order].cumsum(0) <= self._share * self.costs.sum()
         kept = torch.zeros_like(gates)
         chosen = order[fits & (gates[order] > 0)]
         if not len(chosen):
-            chosen = order[self.costs[order] <= self.config.share * self.costs.sum()][:1]
+            chosen = order[self.costs[order] <= self._share * self.costs.sum()][:1]
         kept[chosen] = gates[chosen].clamp(min=torch.finfo().tiny)
         return kept
 

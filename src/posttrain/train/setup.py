@@ -230,7 +230,7 @@ def _build_hooks(
         hooks.append(RankGates(lm.model, weights, lora, seed, sampler.steps))
     if tasks:
         hooks.append(GradientSurgery(weights, config.surgery, seed, tasks))
-    if lora_is_trained and lora.supernet.ranks:
+    if lora_is_trained and lora.supernet:
         hooks.append(Supernet(lm.model, lora, seed))
     if config.ema is not None:
         hooks.append(Ema(config.ema, weights))

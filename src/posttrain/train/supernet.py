@@ -14,7 +14,7 @@ from torch import Tensor
 from posttrain.models.language_model import LanguageModel
 from posttrain.train.data.loader import Batch
 from posttrain.train.lora import ADAPTER_WEIGHTS, add_adapter, factor_module, restored
-from posttrain.train.lora_config import LoraConfig
+from posttrain.train.lora_config import RANDOM_SUBNETWORKS, LoraConfig
 from posttrain.train.objectives.loss import Loss, merge_metrics
 from posttrain.train.step_hooks import MicroBatchPass, StepHook
 
@@ -38,7 +38,7 @@ class Supernet(StepHook):
     """
 
     def __init__(self, model: Any, config: LoraConfig, seed: int) -> None:
-        self._choices, self._random, self._seed = config.supernet.ranks, config.supernet.random, seed
+        self._choices, self._seed = config.supernet, seed
         self._factors: list[tuple[str, int, Tensor]] = []  # pattern, dimension of the rank, A or B
         self._fixed = False  # whether a module has an adapter in every sub-network
         for name, weight in model.named_parameters():
@@ -62,7 +62,7 @@ class Supernet(StepHook):
         if smallest == largest:
             return [largest]
         generator = np.random.default_rng([self._seed, step])
-        return [largest, smallest, *(self._draw(generator, largest) for _ in range(self._random))]
+        return [largest, smallest, *(self._draw(generator, largest) for _ in range(RANDOM_SUBNETWORKS))]
 
     def has_adapter(self, ranks: Ranks) -> bool:
         """Returns whether a module of a sub-network has an adapter."""

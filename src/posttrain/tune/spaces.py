@@ -57,7 +57,7 @@ READY: Mapping[str, ReadySpace] = {
         }
     ),
     # Not automatic: only the model knows whether it has it.
-    "dropout": ReadySpace({"train.noise.dropout.attention": Float(0.0, 0.3)}, automatic=False),
+    "dropout": ReadySpace({"train.noise.dropout": Float(0.0, 0.3)}, automatic=False),
     "lora": ReadySpace(
         {
             "train.lora.rank": Int(4, 64, log=True),

@@ -21,8 +21,8 @@ from posttrain.train.regularization.adversarial import AdversarialTraining
 from posttrain.train.regularization.config import AdversarialConfig
 
 Fresh = Callable[..., LanguageModel]
-FGM = AdversarialConfig(method="fgm", epsilon=0.2, weight=0.7)
-PGD = AdversarialConfig(method="pgd", epsilon=0.2, step_size=0.09, steps=4, weight=0.7)
+FGM = AdversarialConfig(method="fgm", epsilon=0.2)
+PGD = AdversarialConfig(method="pgd", epsilon=0.2, step_size=0.09, steps=4)
 # All prefixes differ, so nothing is shared.
 UNITS: list[Unit] = [
     [TokenizedExample([first + position for position in range(length)], [False] * 4 + [True] * (length - 4))]
@@ -82,7 +82,7 @@ def test_gradients_match_plain_pytorch(fresh: Fresh, config: AdversarialConfig, 
     plain_sum, perturbed_sum = (
         sum(losses) for losses in zip(*(plain_and_perturbed_loss(lm, unit[0], config) for unit in UNITS), strict=True)
     )
-    ((plain_sum + config.weight * perturbed_sum) / 5).backward()
+    ((plain_sum + perturbed_sum) / 5).backward()
     plain_sum, perturbed_sum = plain_sum.detach(), perturbed_sum.detach()
     expected = gradients(lm)
     with packed_attention(lm, 64) as packs:
@@ -100,7 +100,7 @@ def test_gradients_match_plain_pytorch(fresh: Fresh, config: AdversarialConfig, 
 
 def test_one_pgd_step_of_size_epsilon_is_fgm(fresh: Fresh) -> None:
     lm = fresh()
-    one_step_pgd = AdversarialConfig(method="pgd", epsilon=0.2, step_size=0.2, steps=1, weight=0.7)
+    one_step_pgd = AdversarialConfig(method="pgd", epsilon=0.2, step_size=0.2, steps=1)
     with packed_attention(lm, 64):
         results = [
             (backward_adversarial(forward(lm, pack(UNITS)), 5, lm, config), gradients(lm))

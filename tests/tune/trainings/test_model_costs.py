@@ -21,7 +21,7 @@ from posttrain.store.errors import UserError
 from posttrain.testing.steps import table_of
 from posttrain.train.config import TrainConfig
 from posttrain.train.lora import add_adapter
-from posttrain.train.lora_config import GatesConfig, LoraConfig
+from posttrain.train.lora_config import LoraConfig
 from posttrain.train.standalone import TrainJobConfig
 from posttrain.tune import Float, Infeasible, TrialContext, minimize
 from posttrain.tune.trainings.checks import check_search
@@ -93,7 +93,7 @@ def test_the_adapter_is_counted_beside_the_merged_model(tiny_model: Path) -> Non
     assert costs["parameters"] == lm.model.num_parameters()
     adapted = add_adapter(lm, train.lora).model
     assert costs["adapter_parameters"] == adapted.num_parameters(only_trainable=True) > 0
-    gated = train.model_copy(update={"lora": train.lora.model_copy(update={"gates": GatesConfig(share=0.25)})})
+    gated = train.model_copy(update={"lora": train.lora.model_copy(update={"gates": 0.25})})
     assert shape_costs(tiny_model, gated)["adapter_parameters"] == costs["adapter_parameters"] // 4
 
 

@@ -187,7 +187,7 @@ def test_a_killed_study_has_the_same_result(tiny_model: Path, root: Path, monkey
         ({"scheduler": {"name": "none", "max_resource": 3}}, {}, "tune.scheduler: compares trainings before their end"),
         (
             {},
-            {"lora": {**LORA, "ranks": {"q_proj": 4}, "supernet": {"ranks": {"q_proj": [4]}}}},
+            {"lora": {**LORA, "ranks": {"q_proj": 4}, "supernet": {"q_proj": [4]}}},
             "train.lora.supernet: is what one_shot sets",
         ),
         (

@@ -55,7 +55,7 @@ def test_settings_are_laid_over_the_config() -> None:
             {"train.method": "full"},
         ),
         ({"train.lora.ranks.self_attn.*": [0, 16]}, {"method": "lora"}, {"train.lora.ranks.self_attn.*": 16}),
-        ({"train.lora.gates.share": [0.2, 0.5]}, {"method": "lora"}, None),
+        ({"train.lora.gates": [0.2, 0.5]}, {"method": "lora"}, None),
         (RATES | {"train.epochs": 2}, {"learning_rate": 2e-3}, None),
     ],
 )

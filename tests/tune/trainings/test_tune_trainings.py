@@ -342,10 +342,16 @@ def test_settings_that_may_change_on_resume_do(
 @pytest.mark.parametrize(
     ("key", "can"),
     [
-        *[("learning_rate", True), ("optimizer.weight_decay", True), ("noise.dropout.attention", True)],
-        *[("dpo.beta", True), ("lora.dropout", True), ("schedule.warmup", True), ("distill.hard_weight", True)],
+        *[("learning_rate", True), ("optimizer.weight_decay", True), ("noise.dropout", True)],
+        *[("objective.beta", True), ("lora.dropout", True), ("schedule.warmup", True), ("objective.hard_weight", True)],
         *[("lora.rank", False), ("lora.alpha", False), ("optimizer.name", False), ("max_length", False)],
-        *[("distill.hidden_weight", False), ("epochs", False), ("learning_rate_of_something", False)],
+        *[
+            ("objective.name", False),
+            ("objective", False),
+            ("objective.hidden_weight", False),
+            ("epochs", False),
+            ("learning_rate_of_something", False),
+        ],
     ],
 )
 def test_keys_that_can_change_on_resume(key: str, can: bool) -> None:

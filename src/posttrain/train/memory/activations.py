@@ -120,7 +120,7 @@ def layer_costs(spec: ModelSpec, config: TrainConfig, batch: MicroBatch, device:
     inside = numbers.product * (shape.queries * batch.queries + 2 * shape.keys * batch.keys)
     if device != "cpu":  # fused kernels keep their output, which a trained projection reads, and a number a row
         inside += tokens * ((0 if full else numbers.product * shape.queries) + 4 * shape.heads)
-    elif config.noise.dropout.attention:
+    elif config.noise.dropout:
         inside = 12 * (shape.queries * batch.queries + shape.heads * batch.scores)
     elif keeps_scores(batch.longest, shape.head_size):
         inside += numbers.product * shape.heads * batch.scores

@@ -34,12 +34,6 @@ class SurgeryConfig(Section):
         "(arXiv:1810.04650); each further task of a step takes four bytes a trained weight.",
     )
     by: str = Field("source", description="Column that names each record's task: `source`, or another of the data.")
-    weights: Literal["sizes", "equal"] = Field(
-        "sizes",
-        description="pcgrad, cagrad: weigh tasks by their part of the step, as training without surgery does, or "
-        "equally, as in the papers.",
-    )
-    c: float = Field(0.5, ge=0, lt=1, description="cagrad: largest distance from the mean gradient, by its norm.")
 
     @property
     def task_column(self) -> str | None:

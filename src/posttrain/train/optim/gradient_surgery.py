@@ -19,6 +19,8 @@ from posttrain.train.optim.config import SurgeryConfig
 from posttrain.train.optim.weights import Weights
 from posttrain.train.step_hooks import MicroBatchPass, StepHook
 
+_DISTANCE = 0.5  # of CAGrad's step from the mean gradient at most, as a share of its norm
+
 _BLOCK = 1 << 20  # elements of each gradient that are converted to float64 at a time
 _LEAST_RATIO = 1e-6  # of two norms: what is shorter is the rounding of float32 gradients
 
@@ -105,12 +107,11 @@ class GradientSurgery(StepHook):
             torch._foreach_add_(sums, gradient, alpha=float(coefficient))
         return metrics
 
-    def _coefficients(self, gram: np.ndarray, shares: np.ndarray, step: int) -> np.ndarray:
-        weights = shares if self._config.weights == "sizes" else np.full(len(shares), 1 / len(shares))
+    def _coefficients(self, gram: np.ndarray, weights: np.ndarray, step: int) -> np.ndarray:
         if self._config.method == "pcgrad":
             # Zeros set these draws apart from those of the batch sampler, which have the same seed.
             return pcgrad(gram, weights, np.random.default_rng([self._seed, step, 0, 0, 0, 0, 2]))
-        return cagrad(gram, weights, self._config.c) if self._config.method == "cagrad" else min_norm_weights(gram)
+        return cagrad(gram, weights, _DISTANCE) if self._config.method == "cagrad" else min_norm_weights(gram)
 
 
 def gram_matrix(gradients: Sequence[Sequence[Tensor]]) -> np.ndarray:

@@ -14,7 +14,7 @@ from posttrain.train.step_hooks import MicroBatchPass, StepHook
 
 
 class AdversarialTraining(StepHook):
-    """Adds the loss of perturbed embeddings: the gradient is that of L(x) + weight L(x + r).
+    """Adds the loss of perturbed embeddings: the gradient is that of L(x) + L(x + r).
 
     ``fgm``: r goes as far as it may along the gradient g of the embedded tokens x, r = e |x| g / |g| (T. Miyato,
     A. Dai, I. Goodfellow, Adversarial Training Methods for Semi-Supervised Text Classification, 2017,
@@ -53,7 +53,7 @@ class AdversarialTraining(StepHook):
                 with torch.random.fork_rng(devices):
                     run(divisor, inputs=attack.perturbations)
             attack.climb(last=True)
-            worst = run(divisor / config.weight)
+            worst = run(divisor)
         return replace(plain, metrics=merge_metrics([plain.metrics, {"adversarial": (worst.sum, worst.count)}]))
 
 

@@ -9,14 +9,6 @@ from posttrain.store.section import Section
 _Share = Annotated[float, Field(ge=0, lt=1)]
 
 
-class DropoutConfig(Section):
-    """Dropout (Srivastava et al. 2014) where the model supports it; unset rates stay as they are."""
-
-    attention: _Share | None = Field(None, description="Share of the attention weights.")
-    residual: _Share | None = Field(None, description="Share of what a block adds to the residual stream.")
-    embedding: _Share | None = Field(None, description="Share of the embedded tokens' channels.")
-
-
 class AdversarialConfig(Section):
     """Training on perturbed embeddings."""
 
@@ -30,7 +22,6 @@ class AdversarialConfig(Section):
     )
     steps: int = Field(3, ge=1, description="Steps of pgd.")
     step_size: float = Field(0.0075, gt=0, description="Length of a step of pgd, as a share like epsilon.")
-    weight: float = Field(1.0, gt=0, description="Weight of the perturbed loss beside the plain one.")
 
 
 class NoiseConfig(Section):
@@ -39,5 +30,9 @@ class NoiseConfig(Section):
     neftune: float = Field(
         0.0, ge=0, description="NEFTune's alpha (arXiv:2310.05914): uniform noise on embeddings; 5 to 15 are usual."
     )
-    dropout: DropoutConfig = Field(DropoutConfig(), description="Dropout.")
+    dropout: _Share | None = Field(
+        None,
+        description="Dropout (Srivastava et al. 2014) wherever the model has it: attention weights, what a block adds "
+        "to the residual stream, embedded tokens; null: as the model's config has it.",
+    )
     adversarial: AdversarialConfig = Field(AdversarialConfig(), description="Training on perturbed embeddings.")

@@ -10,22 +10,15 @@ from torch import nn
 
 from posttrain.models.language_model import LanguageModel
 from posttrain.store.errors import UserError
-from posttrain.train.regularization.config import DropoutConfig, NoiseConfig
+from posttrain.train.regularization.config import NoiseConfig
 from posttrain.train.regularization.embedding_noise import neftune
 
-# What transformers' configs call them.
-_CONFIG_NAMES = {
-    "attention": ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob"),
-    "residual": (
-        "resid_pdrop",
-        "resid_dropout",
-        "residual_dropout",
-        "hidden_dropout",
-        "hidden_dropout_prob",
-        "dropout",
-    ),
-    "embedding": ("embd_pdrop", "emb_pdrop", "embed_dropout", "embedding_dropout"),
-}
+# What transformers' configs call the dropout of attention weights, of residual sums and of embedded tokens.
+_CONFIG_NAMES = (
+    *("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob"),
+    *("resid_pdrop", "resid_dropout", "residual_dropout", "hidden_dropout", "hidden_dropout_prob", "dropout"),
+    *("embd_pdrop", "emb_pdrop", "embed_dropout", "embedding_dropout"),
+)
 
 
 @contextmanager
@@ -33,7 +26,7 @@ def apply_noise(lm: LanguageModel, config: NoiseConfig) -> Iterator[None]:
     """Applies the configured dropout and NEFTune, in training mode only.
 
     Raises:
-        UserError: the model has no place for a dropout that is set.
+        UserError: a dropout is set, and the model has none.
     """
     with set_dropout(lm, config.dropout):
         if not config.neftune:
@@ -44,41 +37,26 @@ def apply_noise(lm: LanguageModel, config: NoiseConfig) -> Iterator[None]:
 
 
 @contextmanager
-def set_dropout(lm: LanguageModel, config: DropoutConfig) -> Iterator[None]:
-    """Sets the config's dropout, and restores the model's own afterwards.
+def set_dropout(lm: LanguageModel, share: float | None) -> Iterator[None]:
+    """Sets the dropout of a model, and restores its own afterwards; None leaves it as it is.
 
     Raises:
-        UserError: the model has no place for one that is set.
+        UserError: the model has no dropout.
     """
-    model = lm.model.get_base_model() if hasattr(lm.model, "get_base_model") else lm.model
-    fields = _config_fields(model.config.get_text_config(), config)
-    if not fields:
+    if share is None:
         yield
         return
+    model = lm.model.get_base_model() if hasattr(lm.model, "get_base_model") else lm.model
+    config = model.config.get_text_config()
+    fields = {name: share for name in _CONFIG_NAMES if hasattr(config, name)}
+    if not fields:
+        raise UserError(f"{config.model_type} has no dropout", where="train.noise.dropout", fix="leave it out")
     before = _set_fields(model, fields)
     try:
         yield
     finally:
         for owner, name, value in before:
             setattr(owner, name, value)
-
-
-def _config_fields(model: Any, config: DropoutConfig) -> dict[str, float]:
-    """Returns the fields of the model's config with their new values."""
-    fields: dict[str, float] = {}
-    for position in _CONFIG_NAMES:
-        share: float | None = getattr(config, position)
-        if share is None:
-            continue
-        names = [name for name in _CONFIG_NAMES[position] if hasattr(model, name)]
-        if not names:
-            raise UserError(
-                f"{model.model_type} has no {position} dropout",
-                where=f"train.noise.dropout.{position}",
-                fix="leave it out",
-            )
-        fields |= dict.fromkeys(names, share)
-    return fields
 
 
 def _set_fields(model: Any, fields: dict[str, float]) -> list[tuple[Any, str, Any]]:

@@ -128,7 +128,7 @@ def shape_costs(folder: Path, train: TrainConfig) -> dict[str, float]:
         ),
     }
     if train.method == "lora":
-        share = 1.0 if train.lora.gates is None else train.lora.gates.share
+        share = 1.0 if train.lora.gates is None else train.lora.gates
         costs["adapter_parameters"] = float(math.floor(share * ModelSpec.from_config(config, train).table()["adapter"]))
     return costs
 

@@ -104,7 +104,7 @@ def one_shot_config(config: TrainJobConfig, tune: TuneConfig, space: Space) -> d
     if config.train.prune.is_set:
         what = "exports an adapter, and the pruned model that it is of is not kept"
         raise UserError(what, where=_WHERE, fix="prune in a training of its own, and search from that model")
-    if config.train.lora.supernet.ranks:
+    if config.train.lora.supernet:
         raise UserError("is what one_shot sets", where="train.lora.supernet", fix="leave it out")
     scheduler = tune.scheduler if isinstance(tune.scheduler, str) else tune.scheduler.get("name")
     if scheduler != "none" or make_scheduler(tune.scheduler).max_resource is not None:
@@ -121,7 +121,7 @@ def one_shot_config(config: TrainJobConfig, tune: TuneConfig, space: Space) -> d
         ranks[name.removeprefix(RANKS_PREFIX)] = sorted(values)
     largest = {f"{RANKS_PREFIX}{pattern}": values[-1] for pattern, values in ranks.items()}
     changed = apply_settings(config.model_dump(mode="json"), largest)
-    changed["train"]["lora"]["supernet"] = {"ranks": ranks}
+    changed["train"]["lora"]["supernet"] = ranks
     return TrainJobConfig.read(changed, _WHERE).model_dump(mode="json")
 
 
