@@ -55,7 +55,7 @@ def test_a_wrong_value_names_the_option_or_the_config(two_folders: Path, posttra
     assert posttrain(*arguments, "--set", "train.learning_rate=-1").mistake.startswith("--set: `train.learning_rate`")
     file = two_folders / "conf" / "config.yaml"
     file.write_text(file.read_text(encoding="utf-8").replace("epochs: 1", "epochs: 0"), encoding="utf-8")
-    assert posttrain(*arguments).mistake.startswith("../conf/config.yaml:10: `train.epochs`")
+    assert posttrain(*arguments).mistake.startswith("../conf/config.yaml:6: `train.epochs`")
 
 
 def test_names_that_are_no_paths_stay_unchanged(two_folders: Path) -> None:

@@ -177,7 +177,7 @@ def test_changed_settings_are_refused_by_name(answers: Path, tmp_path: Path, pos
             ("--set", "train.epoch=2"),
             "did you mean `train.epochs`? `posttrain config keys train` lists the keys",
         ),
-        (("--set", "epochs"), "`epochs` is no setting"),
+        (("--set", "epochs"), "`epochs` is not a setting"),
         (("--objective", "dpa"), "--objective: no objective `dpa`; did you mean `dpo`?"),
         (("--objective", "dpo"), "it is not a pair of a chosen and a rejected answer"),
         (("--set", "train.max_length=8"), "its answer leaves no room for its prompt in 8 tokens"),

@@ -113,7 +113,7 @@ def test_a_round_changes_the_next_ones_and_a_resumed_loop_ends_the_same(
     trained = [run.config["train"] for run in trainings[0]]
     assert [train["learning_rate"] for train in trained] == [4e-3, 2e-3, 2e-3]
     assert [train["epochs"] for train in trained] == [2, 8, 8]
-    assert [train["sft"].get("focal") for train in trained] == [None, 2.0, 2.0]
+    assert [train["objective"]["focal"] for train in trained] == [0.0, 2.0, 2.0]
     # Round 2 was the first with enough steps for its losses to have a variance.
     steering = [run.config.get("error_weight") for run in loop.metadata.runs(stage="train", status="done")]
     assert steering == [None, None, 1.0]

@@ -109,11 +109,6 @@ def test_ranks_that_cannot_be_read(ranks: dict[str, int], message: str) -> None:
         lora(ranks=ranks)
 
 
-def test_the_key_of_a_training_without_ranks_stays() -> None:
-    assert "ranks" not in TrainConfig().key_settings()["lora"]
-    assert TrainConfig(lora=lora(ranks=RANKS)).key_settings()["lora"]["ranks"] == RANKS
-
-
 def test_a_space_sets_ranks_by_patterns_with_dots() -> None:
     base = {"train": {"lora": {"ranks": {"mlp.*": 2}}}}
     settings = {"train.lora.ranks.layers.0.*": 0, "train.lora.ranks.q_proj": 8, "train.lora.rank": 4}

@@ -77,8 +77,6 @@ def test_nothing_to_prune_changes_nothing(tiny_model: Path, records: pa.Table, t
     run(tiny_model, records, settings(), tmp_path / "plain")
     for name in (WEIGHTS, "config.json"):
         assert len({file_digest(tmp_path / folder / "out" / name) for folder in ("pruned", "plain")}) == 1
-    assert "prune" not in settings().key_settings()
-    assert "prune" in settings(PRUNE).key_settings()
 
 
 def test_a_killed_training_ends_with_the_same_bytes(

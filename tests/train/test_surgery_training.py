@@ -121,13 +121,13 @@ def test_a_step_follows_the_papers_direction(
     gram = gradients @ gradients.T
     expected = {
         "pcgrad": lambda: pcgrad(gram, shares, np.random.default_rng([7, 0, 0, 0, 0, 0, 2])),
-        "cagrad": lambda: cagrad(gram, shares, 0.4),
+        "cagrad": lambda: cagrad(gram, shares, 0.5),
         "mgda": lambda: min_norm_weights(gram),
     }[method]() @ gradients
     trained = [weight for weight in lm.model.parameters() if weight.requires_grad]
     before = flat(trained)
     changes = {"learning_rate": 1.0, "clip": None, "optimizer": SGD, "schedule": {"name": "constant", "warmup": 0.0}}
-    surgery = {"method": method, "by": "topic", "c": 0.4}
+    surgery = {"method": method, "by": "topic"}
     settings = with_settings(config, epochs=1, batch_size=12, micro_batch_tokens=130, surgery=surgery, **changes)
     (step,) = Trainer(lm, objective, settings, 7, tmp_path, kinds={"topic": list(topics)}).train()
     moved = before - flat(trained)
@@ -312,7 +312,6 @@ def test_a_reference_is_read_in_the_micro_batches_of_the_training(
         ({"surgery": {"method": "pcgrad", "by": "nowhere"}}, r"it has no `nowhere`; .* in train\.surgery\.by"),
         ({"surgery": {"method": "mgda", "by": "score"}}, r"train\.surgery\.by: every record has another `score`, .*"),
         ({"surgery": {"method": "mgda"}, "batch_size": 1}, r"give a step a batch_size of 2 or more"),
-        ({"surgery": {"method": "cagrad", "c": 1.0}}, r"train: `surgery\.c`: "),
         ({"surgery": {"method": "pcgard"}}, r"train: `surgery\.method`: "),
     ],
 )
@@ -322,15 +321,3 @@ def test_mistakes_are_named_before_a_model_is_loaded(
     monkeypatch.setattr(stage, "_load_model", lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises(UserError, match=error):
         run("out", **changes)
-
-
-def test_options_without_a_method_are_named(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "posttrain"):
-        run("out", {"c": 0.2}, epochs=1)
-    assert "train.surgery is set, and its method is none" in caplog.text
-
-
-def test_finished_trainings_keep_their_keys() -> None:
-    assert "surgery" not in TrainConfig().key_settings()
-    config = TrainConfig.read({"surgery": {"method": "cagrad"}}, "train")
-    assert config.key_settings()["surgery"] == {"method": "cagrad", "by": "source", "weights": "sizes", "c": 0.5}

@@ -34,8 +34,6 @@ def test_long_records_are_cut_by_default(tmp_path: Path) -> None:
     assert len(data.units) == 6
     assert len(data.units.cut) == len(LONG)
     assert data.too_long == []
-    assert TrainConfig().key_settings() == TrainConfig(too_long="truncate").key_settings()
-    assert "too_long" not in TrainConfig().key_settings(), "finished trainings keep their keys"
 
 
 def test_long_records_are_left_out(tmp_path: Path) -> None:
@@ -47,7 +45,6 @@ def test_long_records_are_left_out(tmp_path: Path) -> None:
     assert data.records.difficulties is not None
     assert data.records.difficulties.tolist() == kept
     assert data.units[:] == [cut.units[row] for row in kept]
-    assert TrainConfig(too_long="drop").key_settings()["too_long"] == "drop"
 
 
 def test_weights_are_those_of_the_records_that_stay(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def folder(tmp_path: Path, training_lines: MakeLines) -> Path:
     (out / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     decisions = [SKIPPED.to_json(), ROLLED_BACK.to_json()]
     (out / "summary.json").write_text(json.dumps({"steps": 200, "decisions": decisions}))
-    (out / "config.yaml").write_text("model: smollm2-135m\ndata: <i>pairs</i>.jsonl\ntrain: {objective: dpo}\n")
+    (out / "config.yaml").write_text("model: smollm2-135m\ndata: <i>pairs</i>.jsonl\ntrain: {objective: {name: dpo}}\n")
     return out
 
 
