@@ -64,9 +64,7 @@ def test_the_plan_of_the_packaged_model(config_only: Path, posttrain: Call) -> N
     for phrase in ("134,515,008 parameters", "gradient sums", "activations", "of 4.00 GiB", "TFLOP", "4096 tokens"):
         assert phrase in outcome.out
     result = posttrain("plan", "--model", config_only, *FIXED, "--set", "train.precision=bfloat16", "--json").json
-    assert (
-        sum(result["memory"]["parts"].values()) == result["memory"]["total"] == max(result["memory"]["phases"].values())
-    )
+    assert sum(result["memory"]["parts"].values()) == result["memory"]["total"]
     assert result["memory"]["parts"]["parameters"] == 2 * 134_515_008
     assert result["memory"]["parts"]["optimiser state"] == 8 * 134_515_008
     assert not result["memory"]["fits"]
@@ -89,7 +87,7 @@ def test_settings_change_the_plan(config_only: Path, posttrain: Call) -> None:
     # With many tokens the float32 copies of adapters need more memory than the adapters save.
     few = "train.micro_batch_tokens=1024"
     assert total("train.method=lora", few) < total("train.optimizer.name=adafactor", few) < total(few)
-    assert total("train.recompute=full") < total("train.recompute.mode=selective") < default
+    assert total("train.recompute=full") < total("train.recompute=50%") < default
     assert total("train.micro_batch_tokens=1024") < default
     assert total("train.precision=bfloat16") < total("train.precision=float32")
 
@@ -234,7 +232,6 @@ def test_a_plan_for_this_machine(posttrain: Call) -> None:
         (("--model", "nothing/here/at/all"), "is no model"),
         (("--model", "nobody/nothing-of-this-name"), "no config can be read"),
         (("--model", "tiny", "--set", "train.recompute=some"), "recompute"),
-        (("--model", "tiny", "--set", "train.recompute.budget=lots"), "an amount with its unit"),
         (("--model", "tiny", "--device", "abacus"), "no device `abacus`"),
         (("--model", "tiny", "--data", "nowhere.jsonl"), "there is no such file"),
         (("--model", "tiny", "--device-memory", "-1"), "device-memory"),

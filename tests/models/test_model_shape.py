@@ -38,23 +38,7 @@ def test_the_tokenizer_loads_without_the_model(tiny: LanguageModel, tiny_model: 
 def test_the_shape_needs_only_the_config(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((tiny_model / "config.json").read_bytes())
     result = model_shape(meta_model(read_config(str(tmp_path))))
-    assert result == ModelShape(
-        family="llama",
-        hidden=96,
-        layers=2,
-        heads=3,
-        kv_heads=1,
-        head_size=32,
-        inner=288,
-        vocabulary=261,
-        gated=True,
-        separate_gate=True,
-        norms=2,
-        head_norms=False,
-        rms=True,
-        tied=True,
-    )
-    assert (result.queries, result.keys) == (96, 32)
+    assert result == ModelShape(family="llama", hidden=96, layers=2, vocabulary=261, tied=True)
 
 
 @pytest.mark.slow
@@ -63,33 +47,27 @@ def test_the_shape_of_a_gguf_model(tmp_path: Path) -> None:
     model = meta_model(read_config(source))
     result = model_shape(model)
     assert sum(weight.numel() for weight in model.parameters()) == 134_515_008
-    assert (result.hidden, result.layers, result.queries, result.keys, result.inner) == (576, 30, 576, 192, 1536)
-    assert (result.vocabulary, result.tied) == (49152, True)
+    assert (result.hidden, result.layers, result.vocabulary, result.tied) == (576, 30, 49152, True)
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings", "expected"),
+    ("kind", "settings"),
     [
-        ("llama", {"tie_word_embeddings": False}, {"tied": False, "gated": True, "rms": True}),
-        ("qwen3", {"head_dim": 48}, {"head_norms": True, "queries": 96, "keys": 48, "norms": 2}),
-        ("gemma2", {"head_dim": 32}, {"norms": 4, "rms": True, "head_norms": False}),
-        ("phi3", {}, {"gated": True, "separate_gate": False}),
-        ("gpt2", {"n_embd": 64, "n_layer": 2, "n_head": 2}, {"gated": False, "rms": False, "inner": 256, "norms": 2}),
-        (
-            "mixtral",
-            {"num_local_experts": 4, "num_experts_per_tok": 2},
-            {"inner": 192},
-        ),
+        ("llama", {"tie_word_embeddings": False}),
+        ("qwen3", {"head_dim": 48}),
+        ("gemma2", {"head_dim": 32}),
+        ("phi3", {}),
+        ("gpt2", {"n_embd": 64, "n_layer": 2, "n_head": 2}),
+        ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     ],
 )
 def test_the_shape_from_the_config_is_that_of_the_model(
-    family: Callable[..., LanguageModel], kind: str, settings: dict[str, Any], expected: Any
+    family: Callable[..., LanguageModel], kind: str, settings: dict[str, Any]
 ) -> None:
     lm = family(kind, **settings)
     result = model_shape(meta_model(lm.model.config))
     assert result == model_shape(lm.model)
-    assert {name: getattr(result, name) for name in expected} == expected
-    assert (result.layers, result.hidden, result.heads) == (2, 64, 2)
+    assert (result.layers, result.hidden, result.tied) == (2, 64, bool(lm.model.config.tie_word_embeddings))
 
 
 def test_a_classifier_has_no_vocabulary(tiny_model: Path) -> None:
@@ -134,8 +112,11 @@ def test_a_resized_config_is_that_of_a_model(
     resized_config(config, "shape", **changes).save_pretrained(tmp_path)
     resized = AutoConfig.from_pretrained(tmp_path)
     model: Any = AutoModelForCausalLM.from_config(resized).eval()
-    shape = model_shape(model)
-    assert (shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_size, shape.inner) == expected
+    hidden, heads = resized.hidden_size, resized.num_attention_heads
+    groups = getattr(resized, "num_key_value_heads", None) or heads
+    inner = resized.n_inner if hasattr(resized, "n_inner") else resized.intermediate_size
+    size = getattr(resized, "head_dim", None) or hidden // heads
+    assert (resized.num_hidden_layers, hidden, heads, groups, size, inner) == expected
     assert model(input_ids=torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, 50)
     if (types := getattr(resized, "layer_types", None)) is not None:
         assert types == small_config(family, **before, num_hidden_layers=expected[0]).layer_types

@@ -132,16 +132,16 @@ def test_the_loader_is_tuned_only_if_the_model_waits_for_data() -> None:
 
 def test_activations_are_recomputed_only_if_memory_is_short() -> None:
     def rate(settings: Settings) -> float | str:
-        tokens, recompute = settings["micro_batch_tokens"], settings["recompute.mode"] == "full"
+        tokens, recompute = settings["micro_batch_tokens"], settings["recompute"] == "full"
         if tokens > (4096 if recompute else 1024):
             return OUT_OF_MEMORY
         return float(tokens) * (0.8 if recompute else 1.0)
 
     result = Machine(rate).search(seconds=2000.0).settings
-    assert (result["micro_batch_tokens"], result["recompute.mode"]) == (4096, "full")
+    assert (result["micro_batch_tokens"], result["recompute"]) == (4096, "full")
     machine = Machine(saturating)
     machine.search()
-    assert {settings["recompute.mode"] for settings in machine.measured_settings} == {"none"}
+    assert {settings["recompute"] for settings in machine.measured_settings} == {"none"}
 
 
 @pytest.mark.parametrize("seconds", [5.0, 30.0, 120.0, 600.0])

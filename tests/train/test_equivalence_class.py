@@ -63,7 +63,7 @@ VARIANTS: dict[tuple[str, str], Variant] = {
     ("sft", "resumed at every step, 4 x 2"): Variant(4, killed=True),
     ("dpo", "accumulated, 8 x 1"): Variant(8),
     ("dpo", "accumulated, 4 x 2, padded"): Variant(4, padded=True),
-    ("dpo", "recomputed in part"): Variant(changes={"recompute": {"mode": "selective", "budget": "50%"}}),
+    ("dpo", "recomputed in part"): Variant(changes={"recompute": "50%"}),
     ("dpo", "without prefetch"): Variant(2, {"loader": {"workers": 0}}),
     ("dpo", "resumed at every step"): Variant(killed=True),
 }

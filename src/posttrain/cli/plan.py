@@ -82,13 +82,13 @@ def _print(result: dict[str, Any]) -> None:
     print_table("", ["weights", "numbers"], kinds)
     print_line("")
     memory = result["memory"]
-    print_table(
-        f"at the peak ({memory['phase']})", ["part", "GiB"], [[k, v / _GIB] for k, v in memory["parts"].items()]
-    )
+    print_table("at the peak", ["part", "GiB"], [[name, size / _GIB] for name, size in memory["parts"].items()])
     available = memory["available"]
     fit = "fits" if memory["fits"] else "DOES NOT FIT"
     fits = "" if available is None else f" of {available / _GIB:.2f} GiB: {fit}"
     print_line(f"together {memory['total'] / _GIB:.2f}{fits} ({result['device']})")
+    if not memory["fits"] and memory["recompute"]:
+        print_line(f"it fits with train.recompute={memory['recompute']}")
     if memory["host"]:
         print_line(f"and {memory['host'] / _GIB:.2f} GiB of the host's memory")
     if memory["stage"] is not None:

@@ -203,14 +203,6 @@ class _Tile:
         return self.rows, slice(self.first * self.heads, self.last * self.heads)
 
 
-def keeps_scores(keys: int, size: int) -> bool:
-    """Returns whether the probabilities of sequences with so many keys are kept for the backward pass.
-
-    That of short ones is, as it is no more than a few times their queries.
-    """
-    return keys <= _MAX_KEYS_PER_SIZE * size
-
-
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, hidden: Tensor | None = None) -> Tensor:
     """Computes softmax attention in which query i sees the first K - Q + i + 1 keys, a tile of scores at a time.
 
@@ -241,7 +233,8 @@ class _CausalAttention(torch.autograd.Function):
         for tile in _tiles(query, key):
             probabilities = _probabilities(query, key, hidden, tile, scale)
             rows[tile.at] = torch.bmm(probabilities, value[tile.rows, : tile.seen])
-            if keeps_scores(key.shape[1], key.shape[2]):
+            # Those of short sequences are kept, as they are only a few times their queries.
+            if key.shape[1] <= _MAX_KEYS_PER_SIZE * key.shape[2]:
                 saved.append(probabilities)
         context.save_for_backward(query, key, value, hidden, *saved)
         context.scale = scale

@@ -18,58 +18,27 @@ from posttrain.models.task import TaskConfig
 from posttrain.models.tiny import byte_tokenizer
 from posttrain.store.errors import UserError
 
-GATED = frozenset({"gate_proj", "up_proj", "down_proj", "act_fn"})
-"""Names of the modules of a gated feed-forward block in most families."""
-
 LAYER_LISTS = ("layer_types", "no_rope_layers")
 """Keys of a config that have an entry for each layer."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a decoder-only transformer.
+    """The sizes of a decoder-only transformer that the memory of its training depends on.
 
     Attributes:
         family: transformers' ``model_type``.
         hidden: width of the hidden states.
         layers: decoder layers.
-        heads: query heads.
-        kv_heads: key and value heads.
-        head_size: width of a head.
-        inner: width inside a feed-forward block; of all experts that a token goes through.
         vocabulary: rows of the output head; 0 without a head.
-        gated: whether a feed-forward block is ``down(act(gate(x)) * up(x))``, else ``down(act(up(x)))``.
-        separate_gate: whether these are three layers and an activation, each a module of its own.
-        norms: norms of the hidden states in a layer.
-        head_norms: whether queries and keys are normed.
-        rms: whether norms are written out in float32 (RMSNorm), else one fused LayerNorm.
         tied: whether the output head is the embedding.
     """
 
     family: str
     hidden: int
     layers: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    inner: int
     vocabulary: int
-    gated: bool
-    separate_gate: bool
-    norms: int
-    head_norms: bool
-    rms: bool
     tied: bool
-
-    @property
-    def queries(self) -> int:
-        """Width of all queries of a token."""
-        return self.heads * self.head_size
-
-    @property
-    def keys(self) -> int:
-        """Width of all keys of a token, and of all values."""
-        return self.kv_heads * self.head_size
 
 
 def read_config(source: str) -> Any:
@@ -127,7 +96,7 @@ def meta_model(config: Any, *, classifier: bool = False) -> Any:
 
 
 def change_config(config: Any, changes: Mapping[str, Any], where: str = "model") -> Any:
-    """Returns a copy of a transformers config with other values; a value of None is computed anew from the others.
+    """Returns a copy of a transformers config with other values; a value of None is computed again from the others.
 
     Raises:
         UserError: the family's config refuses the values.
@@ -190,7 +159,7 @@ def resized_config(
         "head_dim": new_hidden // new_heads if implied and old_size is not None else None,
     }
     named = {config.attribute_map.get(name, name): value for name, value in changes.items() if value is not None}
-    # Computed anew from the number of layers.
+    # Computed again from the number of layers.
     by_layer = dict.fromkeys(name for name in LAYER_LISTS if layers is not None and hasattr(config, name))
     return change_config(config, {**by_layer, **named}, where)
 
@@ -203,27 +172,15 @@ def model_shape(model: Any) -> ModelShape:
     """
     config = model.config.get_text_config()
     layers = decoder_layers(model)
-    hidden, heads = (getattr(config, name, None) for name in ("hidden_size", "num_attention_heads"))
-    if not layers or not isinstance(hidden, int) or not isinstance(heads, int):
+    hidden = getattr(config, "hidden_size", None)
+    if not layers or not isinstance(hidden, int):
         raise UserError(f"models of type {config.model_type} have no shape that is known here", where="model")
-    names = {name.rpartition(".")[2] for name, _ in layers[0].named_modules()}
-    norms = [(name, module) for name, module in layers[0].named_modules() if is_norm(module)]
-    head_norms = [name for name, _ in norms if name.rpartition(".")[2] in ("q_norm", "k_norm")]
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     return ModelShape(
         family=config.model_type,
         hidden=hidden,
         layers=len(layers),
-        heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_size=getattr(config, "head_dim", None) or hidden // heads,
-        inner=_intermediate_size(config, hidden),
         vocabulary=0 if head is None else len(head.weight),
-        gated=bool(names & {"gate_proj", "gate_up_proj", "w3"}),
-        separate_gate=names >= GATED,
-        norms=len(norms) - len(head_norms),
-        head_norms=bool(head_norms),
-        rms=not any(isinstance(module, nn.LayerNorm) for _, module in norms),
         tied=head is not None and head.weight is embedding.weight,
     )
 
@@ -231,20 +188,6 @@ def model_shape(model: Any) -> ModelShape:
 def decoder_layers(model: nn.Module) -> nn.ModuleList | None:
     """Returns the first list of modules in a model, which are its layers."""
     return next((module for module in model.modules() if isinstance(module, nn.ModuleList)), None)
-
-
-def is_norm(module: nn.Module) -> bool:
-    """Returns whether a module is a norm."""
-    # By its class's name: transformers' RMSNorms, one in each family's file, have no common base class.
-    return "norm" in type(module).__name__.lower()
-
-
-def _intermediate_size(config: Any, hidden: int) -> int:
-    experts = getattr(config, "num_experts_per_tok", None)
-    if experts:
-        width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
-        return int(experts * width)
-    return int(getattr(config, _inner_name(config), None) or 4 * hidden)
 
 
 def _inner_name(config: Any) -> str:

@@ -34,7 +34,7 @@ _MIN_TOKENS = 256
 _DEFAULT_TOKENS = 8192
 _CHOICES: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("compile", (False, True)),
-    ("recompute.mode", ("none", "selective", "full")),
+    ("recompute", ("none", "50%", "full")),
     ("loader.prefetch", (2, 8)),
     ("loader.workers", (0, 1, 2)),
 )
@@ -204,13 +204,13 @@ class _SettingsSearch:
         """Returns settings to change together with this one."""
         # Recomputation frees memory for a larger micro-batch.
         assert self.best is not None
-        return {_TOKENS_KEY: 2 * _most_tokens(self.best)} if key == "recompute.mode" and value != "none" else {}
+        return {_TOKENS_KEY: 2 * _most_tokens(self.best)} if key == "recompute" and value != "none" else {}
 
     def _is_worth_trying(self, key: str) -> bool:
         assert self.best is not None
         if key.startswith("loader."):
             return self.best.data_wait > _LOADER_BOUND
-        if key == "recompute.mode":  # pays only if memory limits the micro-batch
+        if key == "recompute":  # pays only if memory limits the micro-batch
             limited = any(trial.problem == OUT_OF_MEMORY for trial in self.trials)
             return limited or self.best.settings[key] != "none"
         return True

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from posttrain.models.precision import ComputePrecision
-from posttrain.store.amounts import BYTES, read_amount
 from posttrain.store.errors import UserError
 from posttrain.store.section import Section
 from posttrain.train.checkpoint.config import CheckpointConfig
@@ -36,8 +35,6 @@ _RESUMABLE = (
 """Keys and sections whose values the next step reads again: no weight, moment or batch has their shape."""
 
 _NOT_RESUMABLE = ("optimizer.name", "optimizer.offload")
-
-_ALLOWANCES = {**BYTES, "%": 1}
 
 
 class PruneConfig(Section):
@@ -71,42 +68,6 @@ class ShapeConfig(Section):
     def is_set(self) -> bool:
         """True if the shape differs from that of the model to start from."""
         return any(value is not None for value in self.model_dump().values())
-
-
-class RecomputeConfig(Section):
-    """Activation checkpointing (Chen et al. 2016, arXiv:1604.06174).
-
-    ``recompute: full`` is short for ``recompute: {mode: full}``.
-    """
-
-    mode: Literal["none", "full", "selective"] = Field(
-        "none",
-        description="Keep all activations, none but each layer's input, or as many as the budget allows.",
-    )
-    budget: str = Field(
-        "50%",
-        description="selective: memory for activations, such as 4GiB, 800MB, or 50% of all of them.",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short(cls, values: Any) -> Any:
-        return {"mode": values} if isinstance(values, str) else values
-
-    @field_validator("budget")
-    @classmethod
-    def _is_amount(cls, budget: str) -> str:
-        amount = read_amount(budget, _ALLOWANCES)
-        if amount is None or not amount[1]:
-            raise ValueError("expected an amount with its unit, such as 4GiB or 50%")
-        return budget
-
-    def allowed(self, whole: int) -> int:
-        """The budget in bytes, where all activations together take ``whole``."""
-        amount = read_amount(self.budget, _ALLOWANCES)
-        assert amount is not None, "it was checked"
-        number, unit = amount
-        return int(whole * number / 100) if unit == "%" else int(number * BYTES[unit])
 
 
 class TrainConfig(Section):
@@ -150,8 +111,11 @@ class TrainConfig(Section):
     compile: bool = Field(
         False, description="Compile the model's layers: a minute at the start, then faster; needs a C++ compiler."
     )
-    recompute: RecomputeConfig = Field(
-        RecomputeConfig(), description="Activations that the backward pass computes again."
+    recompute: str = Field(
+        "none",
+        pattern=r"^(none|full|(100|[1-9]?\d)%)$",
+        description="Layers whose activations the backward pass computes again, to save memory: none, full, or a share "
+        "of them such as 50%.",
     )
     clip: float | None = Field(1.0, gt=0, description="Largest gradient norm; null: any.")
     schedule: ScheduleConfig = Field(ScheduleConfig(), description="Learning-rate schedule.")
@@ -206,6 +170,12 @@ class TrainConfig(Section):
     def spec(self) -> ObjectiveSpec:
         """What the objective needs of data and model."""
         return objective_spec(self.objective.name)
+
+    @property
+    def recompute_share(self) -> float:
+        """The share of layers that the backward pass computes again."""
+        percent = {"none": "0", "full": "100"}.get(self.recompute, self.recompute.rstrip("%"))
+        return int(percent) / 100
 
     @property
     def changes_shape(self) -> bool:

@@ -38,7 +38,7 @@ _ALIASES: dict[Alias, str] = {
     Alias("train.optimizer.weight_decay"): "weight_decay",
     Alias("train.optimizer.betas", "both in a list"): "adam_beta1 adam_beta2",
     Alias("train.clip"): "max_grad_norm gradient_clipping",
-    Alias("train.recompute.mode"): "gradient_checkpointing",
+    Alias("train.recompute"): "gradient_checkpointing",
     Alias("train.compile"): "torch_compile",
     Alias("train.noise.neftune"): "neftune_noise_alpha",
     Alias("train.loader.workers"): "dataloader_num_workers",

@@ -21,8 +21,7 @@ from posttrain.train.data.encoding import encode, load_encoder
 from posttrain.train.data.mix import mix_counts
 from posttrain.train.data.record_columns import RecordColumns
 from posttrain.train.data.token_set import longest_lengths
-from posttrain.train.memory.estimate import MemoryEstimate, count_step_tasks, estimate_memory
-from posttrain.train.memory.micro_batch import MicroBatch, elementwise_max
+from posttrain.train.memory.estimate import MicroBatch, count_step_tasks, estimate_memory
 from posttrain.train.memory.token_budget import available_bytes, choose_budget, fits
 from posttrain.train.memory.weights import ModelSpec
 from posttrain.train.monitor.meter import DecoderSize, training_flops
@@ -78,12 +77,14 @@ class _StepWork:
     Args:
         tokens: a step, without padding.
         flops: a step, without what is computed again.
+        recomputed: FLOPs a step that are computed again.
         parts: micro-batches a step.
         steps: steps of the whole training; None where the data are not known.
     """
 
     tokens: float
     flops: float
+    recomputed: float
     parts: float
     steps: int | None
 
@@ -98,8 +99,9 @@ def plan_training(settings: TrainJobConfig, source: str, records: pa.Table | Non
         machine: the machine that it will run on.
 
     Returns:
-        ``memory``, ``micro_batch``, ``work``, ``parameters``, ``mixes`` (as `mix_counts` gives them) and what they are
-        of, as JSON values; bytes, FLOPs, seconds.
+        ``memory`` (``recompute`` is the least ``train.recompute`` that fits), ``micro_batch``, ``work``,
+        ``parameters``, ``mixes`` (as `mix_counts` gives them) and what they are of, as JSON values; bytes, FLOPs,
+        seconds.
 
     Raises:
         UserError: there is no such model, or the records cannot be used.
@@ -122,6 +124,12 @@ def plan_training(settings: TrainJobConfig, source: str, records: pa.Table | Non
     each = [estimate_memory(spec, train, batch, **options) for batch in batches]
     most = max(range(len(each)), key=lambda number: each[number].total)
     peak_estimate, batch = each[most], batches[most]
+    others = {choice: train.model_copy(update={"recompute": choice}) for choice in ("none", "50%", "full")}
+    fitting = [
+        choice
+        for choice, other in others.items()
+        if fits(estimate_memory(spec, other, batch, **options), machine.memory)
+    ]
     return {
         "model": settings.model,
         "family": spec.shape.family,
@@ -130,14 +138,13 @@ def plan_training(settings: TrainJobConfig, source: str, records: pa.Table | Non
         "parameters": {"all": spec.count()} | spec.table(),
         "memory": {
             "total": peak_estimate.total,
-            "phase": peak_estimate.peak,
             "stage": most if train.phases else None,
             "stages": [item.total for item in each],
             "parts": {name: bytes for name, bytes in peak_estimate.parts.items() if bytes},
-            "phases": peak_estimate.phases,
             "host": peak_estimate.host,
             "available": machine.memory,
             "fits": fits(peak_estimate, machine.memory),
+            "recompute": fitting[0] if fitting else None,
         },
         "micro_batch": {
             "budget": tokens,
@@ -147,7 +154,7 @@ def plan_training(settings: TrainJobConfig, source: str, records: pa.Table | Non
         },
         "mixes": mixes,
         "work": _work_report(
-            _mean_work([_step_work(config, train, phase, tokens) for phase in phases]), peak_estimate, train, machine
+            _mean_work([_step_work(config, train, phase, tokens) for phase in phases]), train, machine
         ),
     }
 
@@ -172,7 +179,7 @@ class _PhasePlan:
         """Returns the largest micro-batch under a token budget."""
         if not self.batches:
             return MicroBatch.full(budget, self.train, self.longest)
-        return elementwise_max(MicroBatch.from_packed(packed) for packed in self.packed(budget))
+        return MicroBatch.largest(self.packed(budget))
 
     def packed(self, budget: int) -> Iterator[Packed]:
         """Yields the micro-batches under a token budget; none if the data are unknown."""
@@ -242,9 +249,16 @@ def _step_work(config: Any, train: TrainConfig, phase: _PhasePlan, budget: int) 
         pairs, passes = tokens * (phase.longest + 1) // 2, 1
         parts = -(-tokens // max(budget, phase.longest))
     frozen = train.method == "lora"
-    flops = 0.0 if decoder is None else training_flops(decoder, computed, pairs, supervised, weights_frozen=frozen)
-    flops *= train.lora.networks if frozen else 1
-    return _StepWork(tokens / passes, flops / passes, parts / passes, phase.steps)
+    flops = layers = 0.0
+    if decoder is not None:
+        networks = train.lora.networks if frozen else 1
+        flops, layers = (
+            networks * training_flops(decoder, computed, pairs, places, weights_frozen=frozen)
+            for places in (supervised, 0)
+        )
+    # The forward pass is a third of a layer's work, and half of it where its weights have no gradients.
+    recomputed = train.recompute_share * layers / (2 if frozen else 3)
+    return _StepWork(tokens / passes, flops / passes, recomputed / passes, parts / passes, phase.steps)
 
 
 def _mean_work(works: Sequence[_StepWork]) -> _StepWork:
@@ -258,23 +272,20 @@ def _mean_work(works: Sequence[_StepWork]) -> _StepWork:
     return _StepWork(
         mean(work.tokens for work in works),
         mean(work.flops for work in works),
+        mean(work.recomputed for work in works),
         mean(work.parts for work in works),
         sum(steps) if len(steps) == len(works) else None,
     )
 
 
-def _work_report(
-    work: _StepWork, peak_estimate: MemoryEstimate, train: TrainConfig, machine: Machine
-) -> dict[str, Any]:
+def _work_report(work: _StepWork, train: TrainConfig, machine: Machine) -> dict[str, Any]:
     dtype = torch.float32 if train.precision == "float32" else torch.bfloat16
     peak = machine.peak or matmul_rate(dtype, machine.device)
-    networks = train.lora.networks if train.method == "lora" else 1
-    recomputed = work.parts * networks * peak_estimate.recomputed
-    flops = work.flops + recomputed
+    flops = work.flops + work.recomputed
     return {
         "tokens": work.tokens,
         "flops": flops,
-        "recomputed_flops": recomputed,
+        "recomputed_flops": work.recomputed,
         "micro_batches": work.parts,
         "steps": work.steps,
         "peak": peak,

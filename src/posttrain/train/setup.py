@@ -22,7 +22,6 @@ from posttrain.train.data.config import curriculum_difficulty
 from posttrain.train.data.loader import BatchLoader, BatchSource
 from posttrain.train.data.token_set import longest_lengths
 from posttrain.train.data.units import first_pass_groups
-from posttrain.train.memory.micro_batch import MicroBatch
 from posttrain.train.memory.recompute import compile_layers, recompute
 from posttrain.train.monitor.detectors import EarlyLimit
 from posttrain.train.monitor.meter import StepMeter, phase, wrap_calls
@@ -130,7 +129,7 @@ def set_up_training(
         enter(wrap_calls(lm.decoder, partial(phase, "forward")))
         # Dropout in the layers and noise on embedded tokens, before the layers are wrapped to be computed again.
         enter(apply_noise(lm, config.noise))
-        enter(recompute(lm, config, MicroBatch.full(budget, config, longest)))
+        enter(recompute(lm, config))
         # After all hooks are set: the compiler would trace again for each.
         if config.compile:
             compile_layers(lm)

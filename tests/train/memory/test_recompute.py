@@ -19,17 +19,14 @@ from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig
 from posttrain.train.lora import add_adapter
 from posttrain.train.lora_config import LoraConfig
-from posttrain.train.memory.activations import layer_costs
-from posttrain.train.memory.micro_batch import MicroBatch
-from posttrain.train.memory.recompute import layer_policies, recompute
-from posttrain.train.memory.weights import ModelSpec
+from posttrain.train.memory.recompute import recompute, recomputed_layers
 
 pytestmark = pytest.mark.slow
 
-MODES = [{"mode": "full"}, *({"mode": "selective", "budget": f"{share}%"} for share in (80, 40, 5))]
+MODES = ["full", "50%"]
 
 
-def read_config(mode: dict[str, str], **settings: Any) -> TrainConfig:
+def read_config(mode: str, **settings: Any) -> TrainConfig:
     return TrainConfig.read({"recompute": mode, "precision": "float32", **settings}, "test")
 
 
@@ -71,10 +68,10 @@ def saved_bytes(lm: LanguageModel, packed: Packed) -> int:
 
 
 @pytest.mark.parametrize(
-    ("mode", "with_adapter"), [*((mode, False) for mode in MODES), (MODES[0], True), (MODES[2], True)]
+    ("mode", "with_adapter"), [(mode, with_adapter) for mode in MODES for with_adapter in (False, True)]
 )
 def test_gradients_are_equal_bit_for_bit(
-    fresh: Callable[..., LanguageModel], packed: Packed, mode: dict[str, str], with_adapter: bool
+    fresh: Callable[..., LanguageModel], packed: Packed, mode: str, with_adapter: bool
 ) -> None:
     lm = fresh()
     if with_adapter:  # its dropout draws random numbers in every layer
@@ -87,8 +84,8 @@ def test_gradients_are_equal_bit_for_bit(
     expected = gradients(lm, packed)
     assert any(bool(gradient.any()) for gradient in expected.values())
     full_bytes = saved_bytes(lm, packed)
-    with recompute(lm, config, MicroBatch.from_packed(packed)) as policies:
-        assert any(policy.parts for policy in policies)
+    with recompute(lm, config) as count:
+        assert count
         actual = gradients(lm, packed)
         reduced_bytes = saved_bytes(lm, packed)
     assert expected.keys() == actual.keys()
@@ -104,32 +101,27 @@ def test_attention_dropout_repeats_its_random_numbers(fresh: Callable[..., Langu
     for layer in layers:
         layer.self_attn.attention_dropout = 0.5
     expected = gradients(lm, packed)
-    with recompute(lm, read_config({"mode": "full"}), MicroBatch.from_packed(packed)):
+    with recompute(lm, read_config("full")):
         actual = gradients(lm, packed)
     assert all(torch.equal(expected[name], actual[name]) for name in expected)
     lm.model.eval()
     assert any(not torch.equal(expected[name], item) for name, item in gradients(lm, packed).items())
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_saved_bytes_are_those_of_the_policies(
-    fresh: Callable[..., LanguageModel], packed: Packed, mode: dict[str, str]
-) -> None:
-    lm, config = fresh(), read_config(mode)
-    batch = MicroBatch.from_packed(packed)
-    costs = layer_costs(ModelSpec.from_model(lm.model), config, batch)
-    with fuse_layers(lm):
-        full_bytes = saved_bytes(lm, packed)
-        with recompute(lm, config, batch) as policies:
-            reduced_bytes = saved_bytes(lm, packed)
-    assert policies == layer_policies(config, costs, 2)
-    saving = sum(policy.saved for policy in policies)
-    assert full_bytes - reduced_bytes == pytest.approx(saving, rel=0.02)
-    if mode["mode"] == "selective":
-        remaining = 2 * costs.whole.stored - saving
-        assert remaining <= config.recompute.allowed(2 * costs.whole.stored) or all(
-            policy.parts == {"layer"} for policy in policies
-        )
+def test_a_share_of_the_layers_is_recomputed(fresh: Callable[..., LanguageModel], packed: Packed) -> None:
+    lm = fresh()
+
+    def kept(mode: str) -> int:
+        with fuse_layers(lm), recompute(lm, read_config(mode)):
+            return saved_bytes(lm, packed)
+
+    none, half, full = map(kept, ("none", "50%", "full"))
+    assert none - half == pytest.approx(half - full, rel=0.02), "two layers alike"
+    assert full < none / 4
+    assert [recomputed_layers(read_config(f"{share}%"), 30) for share in (0, 1, 50, 100)] == [0, 1, 15, 30]
+    for wrong in ("some", "-5%", "101%", "50"):
+        with pytest.raises(UserError, match="recompute"):
+            read_config(wrong)
 
 
 def test_the_model_is_restored(fresh: Callable[..., LanguageModel], packed: Packed) -> None:
@@ -144,7 +136,7 @@ def test_the_model_is_restored(fresh: Callable[..., LanguageModel], packed: Pack
     layers[0].forward = custom_forward
 
     def fail() -> None:
-        with recompute(lm, read_config({"mode": "full"}), MicroBatch.from_packed(packed)):
+        with recompute(lm, read_config("full")):
             assert layers[0].forward is not custom_forward
             raise RuntimeError("planted")
 
@@ -152,41 +144,15 @@ def test_the_model_is_restored(fresh: Callable[..., LanguageModel], packed: Pack
         fail()
     assert layers[0].forward is custom_forward
     assert not any("forward" in vars(module) for module in lm.model.modules() if module is not layers[0])
-    with recompute(lm, TrainConfig(), MicroBatch.from_packed(packed)) as policies:
-        assert policies == []
+    with recompute(lm, TrainConfig()) as count:
+        assert count == 0
         assert "forward" not in vars(layers[1])
 
 
-def test_an_unknown_feed_forward_block_is_recomputed_whole(fresh: Callable[..., LanguageModel], packed: Packed) -> None:
+def test_a_model_without_a_list_of_layers_is_refused(fresh: Callable[..., LanguageModel]) -> None:
     lm = fresh()
-    layers = decoder_layers(lm.model)
-    assert layers is not None
-
-    class Doubled(type(layers[0].mlp)):  # type: ignore[misc]
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return 2 * super().forward(x)  # type: ignore[no-any-return]
-
-    for layer in layers:
-        layer.mlp.__class__ = Doubled
-    expected = gradients(lm, packed)
-    with recompute(lm, read_config({"mode": "selective", "budget": "60%"}), MicroBatch.from_packed(packed)) as policies:
-        assert any("activation" in policy.parts for policy in policies)
-        actual = gradients(lm, packed)
-    assert all(torch.equal(expected[name], actual[name]) for name in expected)
-
-
-def test_layers_without_known_parts_are_refused(fresh: Callable[..., LanguageModel], packed: Packed) -> None:
-    lm = fresh()
-    layers = decoder_layers(lm.model)
-    assert layers is not None
-    for layer in layers:
-        layer.block = layer.mlp
-        del layer.mlp
-    config = read_config({"mode": "selective", "budget": "20%"})
-    with (
-        pytest.raises(UserError, match=r"train\.recompute\.mode: LlamaDecoderLayer has no module .* use full or none"),
-        recompute(lm, config, MicroBatch.from_packed(packed)),
-    ):
+    lm.model.model.layers = nn.ModuleDict({str(number): layer for number, layer in enumerate(lm.model.model.layers)})
+    with pytest.raises(UserError, match=r"no list of layers"), recompute(lm, read_config("full")):
         pass
 
 
@@ -195,6 +161,6 @@ def test_a_training_with_recomputation_is_the_same(
 ) -> None:
     """The trainer enters `recompute`."""
     expected = [step.loss for step in fit(fresh(), examples, config, 5, tmp_path / "a")]
-    for number, mode in enumerate(({"mode": "full"}, {"mode": "selective", "budget": "40%"})):
-        changed_config = config.model_copy(update={"recompute": read_config(mode).recompute})
+    for number, mode in enumerate(MODES):
+        changed_config = config.model_copy(update={"recompute": mode})
         assert [step.loss for step in fit(fresh(), examples, changed_config, 5, tmp_path / str(number))] == expected

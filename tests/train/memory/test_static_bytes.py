@@ -12,12 +12,10 @@ from posttrain.train.config import TrainConfig
 from posttrain.train.lora_config import LoraConfig
 from posttrain.train.memory.weights import (
     ModelSpec,
-    gradient_bytes,
     master_bytes,
     optimizer_state_bytes,
     parameter_bytes,
     snapshot_bytes,
-    step_bytes,
 )
 from posttrain.train.optim.config import OptimizerConfig
 from posttrain.train.optim.master_weights import MasterWeights
@@ -36,7 +34,7 @@ def test_bytes_of_weights_masters_and_gradients(train_config: TrainConfig, model
     assert parameter_bytes(spec, train_config) == bytes_of(lm.model.parameters())
     copies = [master for weight, master in zip(masters.weights, masters.masters, strict=True) if weight is not master]
     assert master_bytes(spec, train_config) == bytes_of(copies)
-    assert gradient_bytes(spec) == bytes_of(master.grad for master in masters.masters)
+    assert 4 * spec.count(trained=True) == bytes_of(master.grad for master in masters.masters)
     masters.close()
 
 
@@ -68,13 +66,6 @@ def test_only_background_checkpoints_need_a_snapshot(model: Model) -> None:
     assert snapshot_bytes(spec, TrainConfig(precision="bfloat16")) == 12 * spec.count()
 
 
-@pytest.mark.parametrize(("name", "numbers"), [("adamw", 0), ("adafactor", 4), ("sgd", 4)])
-def test_bytes_of_an_optimizer_step(name: str, numbers: int, model: Model) -> None:
-    optimizer = OptimizerConfig(name=name)  # type: ignore[arg-type]
-    spec = ModelSpec.from_model(model("llama", TrainConfig(precision="bfloat16", optimizer=optimizer)).model)
-    assert step_bytes(spec, optimizer) == numbers * 300 * 64  # the largest weight is the embedding
-
-
 def test_the_table_counts_weights_by_kind(model: Model) -> None:
     full_spec = ModelSpec.from_model(model("llama", TrainConfig(precision="bfloat16"), tie_word_embeddings=False).model)
     layer_count = 64 * (64 + 32 + 32 + 64) + 3 * 64 * 160
@@ -86,7 +77,6 @@ def test_the_table_counts_weights_by_kind(model: Model) -> None:
         "adapter": 0,
         "trained": full_spec.count(),
     }
-    assert full_spec.count("matrix", "norm") == 2 * layer_count + 5 * 64
     lora = TrainConfig(precision="bfloat16", method="lora", lora=LoraConfig(rank=4))
     adapted_lm = model("llama", lora)
     table = ModelSpec.from_model(adapted_lm.model).table()

@@ -1,1 +1,1 @@
-"""Estimates of the memory of a training, and the choices that make it fit."""
+"""Memory of a training: what a probe measures and a small formula adds, and the choices that make it fit."""

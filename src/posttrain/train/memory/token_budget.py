@@ -11,8 +11,7 @@ from posttrain.models.language_model import LanguageModel
 from posttrain.store.errors import UserError
 from posttrain.store.files import make_folder
 from posttrain.train.config import TrainConfig
-from posttrain.train.memory.estimate import MemoryEstimate, estimate_memory
-from posttrain.train.memory.micro_batch import MicroBatch
+from posttrain.train.memory.estimate import MemoryEstimate, MicroBatch, estimate_memory
 from posttrain.train.memory.weights import ModelSpec, parameter_bytes
 from posttrain.train.recovery import read_recovery_log
 
@@ -53,15 +52,15 @@ def resolve_token_budget(
 
 def _fitting_budget(config: TrainConfig, lm: LanguageModel, longest: int, tasks: int) -> int:
     device = lm.device.type
+    available = available_bytes(device)
     try:
         spec = ModelSpec.from_model(lm.model)
+        # The weights are in memory already, and part of the estimate.
+        process = max(0, process_bytes() - parameter_bytes(spec, config))
+        budget = choose_budget(spec, config, available, longest, device=device, process=process, tasks=tasks)
     except UserError:
-        log.info("  nothing is known of this model's memory: micro-batches of %d tokens", _DEFAULT_TOKENS)
+        log.info("  the memory of this model cannot be measured: micro-batches of %d tokens", _DEFAULT_TOKENS)
         return _DEFAULT_TOKENS
-    # The weights are in memory already, and part of the estimate.
-    process = max(0, process_bytes() - parameter_bytes(spec, config))
-    available = available_bytes(device)
-    budget = choose_budget(spec, config, available, longest, device=device, process=process, tasks=tasks)
     if not budget.fits:
         log.warning("  the estimate is that memory may run out: posttrain plan says of what")
     return budget.tokens
