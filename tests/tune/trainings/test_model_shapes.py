@@ -1,7 +1,6 @@
 """Studies over the shapes of models: what no model can have, and what a study trains."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -149,27 +148,3 @@ def test_a_study_of_shapes_from_scratch(deep_model: Path, tmp_path: Path) -> Non
         assert bool(trial.error) == (count > 60_000)
         assert not trial.error or trial.error == f"parameters {count:,} is over the limit, 60,000"
     assert yaml.safe_load((tmp_path / "out" / "best.yaml").read_text())["train"]["shape"]["heads"] == 2
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"train": {"prune": {"layers": 3}}}, "train.prune.layers: 3 cannot be kept; the model has 2"),
-        (
-            {"tune": {"space": {"train.prune.layers": [1, 3]}, "held_out": "20%", "budget": "2 trials"}},
-            "tune.space: 3 cannot be kept, as with train.prune.layers = 3; the model has 2",
-        ),
-        (
-            {"train": {"prune": {"layers": 1}}, "merge": {"models": ["champion"]}},
-            "merge.models: a candidate of another size has no weights that an earlier model's could be merged with",
-        ),
-    ],
-)
-def test_a_loop_names_impossible_shapes_before_any_round(
-    small: Any, open_loop: Callable[[Path], Any], changes: dict[str, Any], message: str
-) -> None:
-    loop = open_loop(small(**changes))
-    with pytest.raises(UserError) as error:
-        loop.run()
-    assert message in str(error.value)
-    assert not loop.metadata.runs()
