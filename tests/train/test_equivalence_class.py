@@ -176,7 +176,7 @@ def train(fresh: Fresh, units: Sequence[Unit], config: TrainConfig, variant: Var
                 steps = trainer.train()
             except Killed:
                 continue
-        assert trainer.parts.loader._padded == variant.padded
+        assert trainer.parts.batches._padded == variant.padded
         return Trajectory(
             np.array([(step.loss, step.grad_norm) for step in steps]),
             {name: item.detach() for name, item in lm.model.named_parameters()},

@@ -382,7 +382,7 @@ def test_a_share_without_room_ends_a_training_before_any_work(
     monkeypatch.setattr("posttrain.train.stage.read_training_set", lambda *arguments: pytest.fail("it reads records"))
     train = {"method": "lora", "lora": {"gates": 0.0001}}
     config = TrainJobConfig.read({"model": str(tiny_model), "data": "memory", "train": train}, "config")
-    with pytest.raises(UserError, match=r"^train\.lora\.gates\.share: .*has no room for the"):
+    with pytest.raises(UserError, match=r"^train\.lora\.gates: .*has no room for the"):
         train_standalone(tmp_path / "out", config, records, tiny_model)
     assert not (tmp_path / "out").exists()
 

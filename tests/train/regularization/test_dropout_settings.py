@@ -83,12 +83,11 @@ def test_zero_switches_a_models_own_dropout_off(fresh: Fresh) -> None:
     assert not torch.equal(without_dropout, logits(model))
 
 
-def test_a_model_without_dropout_is_refused(fresh: Fresh) -> None:
-    lm = fresh()
-    del lm.model.config.attention_dropout
+def test_a_model_without_dropout_is_refused(fresh: Fresh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("posttrain.train.regularization.layers._CONFIG_NAMES", ("resid_pdrop",))
     with (
         pytest.raises(UserError, match=r"train\.noise\.dropout: llama has no dropout"),
-        apply_noise(lm, NoiseConfig(dropout=0.1)),
+        apply_noise(fresh(), NoiseConfig(dropout=0.1)),
     ):
         pass
 
