@@ -4,10 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from open_loops import open_loop
 from tune_records import HELD_OUT
-
-__all__ = ["open_loop"]
 
 
 @pytest.fixture
