@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def test_every_acquisition_finds_the_least_value(acquisition: str) -> None:
     assert min(abs(entry.drawn["x"] - 0.3) for entry in trials) < 0.02
 
 
-@pytest.mark.parametrize("acquisition", gaussian._ACQUISITIONS)
+@pytest.mark.parametrize("acquisition", get_args(gaussian.Acquisition))
 def test_failures_push_the_search_away(acquisition: str) -> None:
     """The loss falls towards 1, but trials above 0.6 fail; were they killed, nothing would keep the search away."""
     trials = [trial(at, x, None if x > 0.6 else 1 - x, seconds=1.0) for at, x in enumerate(np.linspace(0, 1, 11))]
@@ -149,10 +149,9 @@ def test_choices_are_searched() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"acquisition": "ie"}, "there is no acquisition `ie`"),
-        ({"acquisition": 3}, "`acquisition` of gp is not a text"),
-        ({"startup": "many"}, "`startup` of gp is not a number"),
-        ({"startup": 0}, "0 is out of range"),
+        ({"acquisition": "ie"}, "`acquisition`: Input should be 'ei', 'pi' or 'ucb'"),
+        ({"startup": "many"}, "`startup`: a number is expected, not `many`"),
+        ({"startup": 0}, "`startup`: Input should be greater than or equal to 1"),
     ],
 )
 def test_mistakes(options: dict[str, Any], message: str) -> None:

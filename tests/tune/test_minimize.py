@@ -235,7 +235,10 @@ def test_a_grid_ends_a_study() -> None:
         ({"workers": 2}, "inline runs one at a time, so it cannot have 2 workers"),
         ({"seed": -1}, "-1 is not a seed"),
         ({"initial": {"x": 0.5}}, "initial: is not a list of points"),
-        ({"sampler": {"name": "tpe", "startup": -3}}, "sampler.startup: -3 is out of range"),
+        (
+            {"sampler": {"name": "tpe", "startup": -3}},
+            "sampler tpe: `startup`: Input should be greater than or equal to 0",
+        ),
     ],
 )
 def test_mistakes_are_named_before_any_work(change: dict[str, Any], problem: str, tmp_path: Path) -> None:

@@ -95,10 +95,10 @@ def test_workers_do_not_change_a_population(workers: int) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({}, "pbt needs `max_resource`"),
-        ({"max_resource": 5, "population": 1}, "1 are too few for a population"),
+        ({}, "`max_resource`: Field required"),
+        ({"max_resource": 5, "population": 1}, "`population`: Input should be greater than or equal to 2"),
         ({"max_resource": 5, "interval": 6}, "interval 6 does not lie between 1 and max_resource 5"),
-        ({"max_resource": 5, "size": 4}, "pbt has no option `size`"),
+        ({"max_resource": 5, "size": 4}, "unknown key `size`"),
     ],
 )
 def test_mistakes_are_named(options: dict[str, Any], problem: str) -> None:

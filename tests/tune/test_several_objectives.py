@@ -277,7 +277,10 @@ def test_a_scheduler_of_one_objective_is_refused(scheduler: str, tmp_path: Path)
             {"sampler": {"name": "gp", "acquisition": "ucb"}},
             "sampler.acquisition: `ucb` is of one objective, and there are 2; leave it out",
         ),
-        ({"sampler": {"name": "gp", "startup": 0}}, "sampler.startup: 0 is out of range; give at least 1"),
+        (
+            {"sampler": {"name": "gp", "startup": 0}},
+            "sampler gp: `startup`: Input should be greater than or equal to 1",
+        ),
     ],
 )
 def test_what_knows_one_objective_is_refused(options: dict[str, Any], problem: str, tmp_path: Path) -> None:

@@ -74,16 +74,6 @@ def test_negative_values_improve_downwards() -> None:
     assert steps(EarlyStopping(max_resource=12, patience=2), curves) == [12, 12, 5]
 
 
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        (
-            {"name": "early_stopping", "patience": 0},
-            "scheduler early_stopping.patience: 0 is out of range; give at least 1",
-        ),
-    ],
-)
-def test_mistakes_are_named(options: dict[str, object], problem: str) -> None:
-    with pytest.raises(UserError) as error:
-        make_scheduler({"max_resource": 9, **options})
-    assert problem in str(error.value)
+def test_an_impossible_patience_is_named() -> None:
+    with pytest.raises(UserError, match="scheduler early_stopping: `patience`: Input should be greater than or equal"):
+        make_scheduler({"name": "early_stopping", "max_resource": 9, "patience": 0})

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
-from posttrain.store.errors import UserError, suggest
+from posttrain.store.errors import UserError
 from posttrain.tune.acquisition import (
     confidence_weight,
     log_expected_improvement,
@@ -15,7 +17,6 @@ from posttrain.tune.acquisition import (
 )
 from posttrain.tune.gaussian_process import GaussianProcess, draw_near, encode_all, fit_matern
 from posttrain.tune.losses import MAX_ROWS, newest_and_best, standardize, to_normal
-from posttrain.tune.parts import check_ranges
 from posttrain.tune.samplers.base import Directions, Proposal, Sampler
 from posttrain.tune.samplers.unit_cube import QuasiRandomSampler
 from posttrain.tune.space import Settings, Space, point_key
@@ -37,9 +38,8 @@ _NEAR = 0.3  # correlation with the best above which a point counts as near it
 
 _LEAST_SUCCESS = 0.5  # probability, below which a point is not proposed
 
-_EI = "ei"
-
-_ACQUISITIONS = (_EI, "pi", "ucb")
+Acquisition = Literal["ei", "pi", "ucb"]
+"""Expected improvement, probability of improvement, or upper confidence bound."""
 
 Score = Callable[[np.ndarray], np.ndarray]
 """A function of encoded points, float64 [m, d], to float64 [m]."""
@@ -89,11 +89,7 @@ class GaussianProcessSampler(Sampler):
 
     Args:
         startup: trials without a model.
-        acquisition: ``ei`` (expected improvement), ``pi`` (probability of improvement) or ``ucb`` (upper confidence
-            bound).
-
-    Raises:
-        UserError: an option is out of its range.
+        acquisition: what is greatest at the proposed settings.
     """
 
     def __init__(
@@ -102,14 +98,10 @@ class GaussianProcessSampler(Sampler):
         seed: int = 0,
         maximize: Directions = False,
         startup: int = 10,
-        acquisition: str = _EI,
+        acquisition: Acquisition = "ei",
     ) -> None:
         super().__init__(space, seed, maximize)
-        check_ranges("sampler", {"startup": (startup, startup >= 1, "at least 1")})
-        if acquisition not in _ACQUISITIONS:
-            fix = suggest(acquisition, _ACQUISITIONS)
-            raise UserError(f"there is no acquisition `{acquisition}`", where="sampler.acquisition", fix=fix)
-        self._startup, self._acquisition = int(startup), acquisition
+        self._startup, self._acquisition = startup, acquisition
         self._initial = QuasiRandomSampler(space, seed, maximize)
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal:
@@ -263,8 +255,8 @@ def gaussian_process(
     space: Space,
     seed: int,
     maximize: Directions,
-    startup: int = 10,
-    acquisition: str = _EI,
+    startup: Annotated[int, Field(ge=1)] = 10,
+    acquisition: Acquisition = "ei",
 ) -> Sampler:
     """Returns the `GaussianProcessSampler`, or for several objectives Optuna's.
 
@@ -276,7 +268,7 @@ def gaussian_process(
         acquisition: as `GaussianProcessSampler` takes it; of one objective.
 
     Raises:
-        UserError: an option is out of its range, or there are several objectives and another acquisition.
+        UserError: there are several objectives and another acquisition than ``ei``.
     """
     if isinstance(maximize, bool) or len(maximize) == 1:
         return GaussianProcessSampler(space, seed, maximize, startup, acquisition)
@@ -284,12 +276,11 @@ def gaussian_process(
 
     from posttrain.tune.samplers.optuna_sampler import OptunaSampler
 
-    check_ranges("sampler", {"startup": (startup, startup >= 1, "at least 1")})
-    if acquisition != _EI:
+    if acquisition != "ei":
         what = f"`{acquisition}` is of one objective, and there are {len(maximize)}"
         raise UserError(what, where="sampler.acquisition", fix="leave it out")
 
     def make(seed: int) -> GPSampler:
-        return GPSampler(seed=seed, n_startup_trials=int(startup), warn_independent_sampling=False)
+        return GPSampler(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
 
     return OptunaSampler(space, seed, maximize, make)

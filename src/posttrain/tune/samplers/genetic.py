@@ -1,8 +1,9 @@
 """A genetic algorithm, as Optuna has it: generations of trials, whose parents are the best of those before."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from posttrain.tune.parts import check_ranges
+from pydantic import Field
+
 from posttrain.tune.samplers.base import Directions, Sampler
 from posttrain.tune.space import Space
 
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
 
-def nsga2(space: Space, seed: int, maximize: Directions, population: int = 20) -> Sampler:
+def nsga2(space: Space, seed: int, maximize: Directions, population: Annotated[int, Field(ge=2)] = 20) -> Sampler:
     """Returns NSGA-II (Deb et al. 2002), for one objective or several.
 
     Parents win binary tournaments, by their front and within a front by crowding distance; with one objective by its
@@ -19,18 +20,13 @@ def nsga2(space: Space, seed: int, maximize: Directions, population: int = 20) -
 
     Args:
         population: trials of a generation.
-
-    Raises:
-        UserError: the population is smaller than 2.
     """
     from optuna.samplers import NSGAIISampler
     from optuna.samplers.nsgaii import SBXCrossover
 
     from posttrain.tune.samplers.optuna_sampler import OptunaSampler
 
-    check_ranges("sampler", {"population": (population, population >= 2, "at least 2")})
-
     def new(seed: int) -> "BaseSampler":
-        return NSGAIISampler(seed=seed, population_size=int(population), crossover=SBXCrossover())
+        return NSGAIISampler(seed=seed, population_size=population, crossover=SBXCrossover())
 
     return OptunaSampler(space, seed, maximize, new)

@@ -1,10 +1,12 @@
 """The samplers by name."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from posttrain.store.extensions import Registry
-from posttrain.tune.parts import check_part, check_ranges, make_part
+from posttrain.tune.parts import check_part, make_part
 from posttrain.tune.samplers.base import Directions, Sampler
 from posttrain.tune.space import Space
 
@@ -48,7 +50,7 @@ def check_sampler(value: Any, where: str) -> None:
     check_part(SAMPLERS, value, where, len(("space", "seed", "maximize")))
 
 
-def tpe(space: Space, seed: int, maximize: Directions, startup: int = 10) -> Sampler:
+def tpe(space: Space, seed: int, maximize: Directions, startup: Annotated[int, Field(ge=0)] = 10) -> Sampler:
     """Returns the tree-structured Parzen estimator (Bergstra et al. 2011), multivariate, with groups of conditional
     parameters; trials that run count as bad ones (the constant liar), so that workers do not try the same point.
 
@@ -57,7 +59,6 @@ def tpe(space: Space, seed: int, maximize: Directions, startup: int = 10) -> Sam
     """
     from optuna.samplers import TPESampler
 
-    check_ranges("sampler", {"startup": (startup, startup >= 0, "0 or more")})
     from posttrain.tune.samplers.optuna_sampler import OptunaSampler
 
     return OptunaSampler(

@@ -4,13 +4,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from posttrain.store.errors import UserError
 from posttrain.tune.parameters import Choice, Float, Int
-from posttrain.tune.parts import check_ranges
 from posttrain.tune.samplers.base import Proposal, Sampler
 from posttrain.tune.samplers.registry import tpe
 from posttrain.tune.samplers.unit_cube import QuasiRandomSampler
@@ -43,9 +43,6 @@ class StagedSampler(Sampler):
     Args:
         coarse: trials of the first stage.
         refined: trials of the second.
-
-    Raises:
-        UserError: an option is out of its range.
     """
 
     def __init__(
@@ -53,17 +50,10 @@ class StagedSampler(Sampler):
         space: Space,
         seed: int = 0,
         maximize: bool = False,
-        coarse: int = 12,
-        refined: int = 8,
+        coarse: Annotated[int, Field(ge=2)] = 12,
+        refined: Annotated[int, Field(ge=0)] = 8,
     ) -> None:
         super().__init__(space, seed, maximize)
-        check_ranges(
-            "sampler",
-            {
-                "coarse": (coarse, coarse >= 2, "at least 2"),
-                "refined": (refined, refined >= 0, "0 or more"),
-            },
-        )
         self._coarse, self._refined = coarse, refined
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from posttrain.store.errors import UserError
 from posttrain.tune.samplers.base import Directions, Proposal, Sampler
@@ -67,10 +68,10 @@ class GridSampler(Sampler):
 
     several_objectives: ClassVar[bool] = True
 
-    def __init__(self, space: Space, seed: int = 0, maximize: Directions = False, points: int = 3) -> None:
+    def __init__(
+        self, space: Space, seed: int = 0, maximize: Directions = False, points: Annotated[int, Field(ge=1)] = 3
+    ) -> None:
         super().__init__(space, seed, maximize)
-        if points < 1:
-            raise UserError(f"{points} values make no grid", where="sampler.points", fix="give at least 1")
         self.points = points
 
         # Lazily: a grid over twelve parameters has half a million points, of which a study tries a hundred.

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from posttrain.tune.parts import check_ranges
+from pydantic import Field
+
 from posttrain.tune.schedulers.base import Decision
 from posttrain.tune.schedulers.none import RunToEnd
 
@@ -40,9 +41,8 @@ class EarlyStopping(RunToEnd):
 
     several_objectives: ClassVar[bool] = False
 
-    def __init__(self, max_resource: int, patience: int = 3) -> None:
+    def __init__(self, max_resource: int, patience: Annotated[int, Field(ge=1)] = 3) -> None:
         super().__init__(max_resource)
-        check_ranges("scheduler early_stopping", {"patience": (patience, patience >= 1, "at least 1")})
         self._last, self._patience, self._warmup = max_resource, patience, _WARMUP
         self._progress: dict[int, _Progress] = {}
         self._leaders: dict[int, tuple[float, int]] = {}  # the least value up to a step and its first trial, by step

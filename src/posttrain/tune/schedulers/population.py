@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from itertools import cycle
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
 
 from posttrain.store.errors import UserError
 from posttrain.tune.schedulers.base import Decision, Promote, Scheduler, Start
@@ -39,13 +41,10 @@ class Pbt(Scheduler):
     sampler: ClassVar[str] = "perturb"
     has_forks: ClassVar[bool] = True
 
-    def __init__(self, max_resource: int, population: int = 8, interval: int = 1) -> None:
-        where = "scheduler"
-        if population < 2:
-            raise UserError(f"{population} are too few for a population", where=where, fix="give at least 2")
+    def __init__(self, max_resource: int, population: Annotated[int, Field(ge=2)] = 8, interval: int = 1) -> None:
         if not 1 <= interval <= max_resource:
             what = f"interval {interval} does not lie between 1 and max_resource {max_resource}"
-            raise UserError(what, where=where, fix="give a shorter one, or a greater max_resource")
+            raise UserError(what, where="scheduler", fix="give a shorter one, or a greater max_resource")
         self.max_resource: int = max_resource
         self._size, self._interval = population, interval
         self._number = -1  # of the population
