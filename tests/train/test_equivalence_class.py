@@ -139,7 +139,7 @@ def reference_trajectory(lm: LanguageModel, units: Sequence[Unit], config: Train
         {"params": decayed, "weight_decay": config.optimizer.weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, betas=config.optimizer.betas, eps=config.optimizer.eps)
+    optimizer = torch.optim.AdamW(groups, betas=config.optimizer.betas)
     permutations = [np.random.default_rng([seed, epoch]).permutation(len(units)) for epoch in range(config.epochs)]
     size = config.batch_size
     batches = [rows[start : start + size] for rows in permutations for start in range(0, len(units), size)]
