@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from posttrain.models.language_model import LanguageModel
@@ -96,7 +96,7 @@ def vocabulary_chunk(rows: int, device: str) -> int:
 def _log_probabilities(
     lm: LanguageModel, states: Tensor, targets: Tensor, with_mean: bool
 ) -> tuple[Tensor, Tensor | None]:
-    weight = lm.plain_head()
+    weight = _plain_weight(lm)
     if weight is not None:
         # A custom autograd function gets no automatic casts, so autocast's dtype is read here.
         if torch.is_autocast_enabled(states.device.type):
@@ -122,6 +122,16 @@ def _log_probabilities(
     ]
     whole = torch.cat(parts, 1) if parts else states.new_zeros(1 + with_mean, 0, dtype=torch.float32)
     return whole[0], whole[1] if with_mean else None
+
+
+def _plain_weight(lm: LanguageModel) -> Tensor | None:
+    """Returns the head's weights [V, D] if the logits are hidden states times these, else None.
+
+    The one place that reads them outside of their module, which may hold them in parts.
+    """
+    head, config = lm.model.get_output_embeddings(), lm.model.config.get_text_config()
+    changed = any(getattr(config, name, None) for name in ("logit_scale", "logits_scaling", "final_logit_softcapping"))
+    return head.weight if type(head) is nn.Linear and head.bias is None and not changed else None
 
 
 def _log_probabilities_from_logits(lm: LanguageModel, states: Tensor, targets: Tensor, with_mean: bool) -> Tensor:

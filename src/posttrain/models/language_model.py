@@ -65,16 +65,6 @@ class LanguageModel:
         device: torch.device = next(self.model.parameters()).device
         return device
 
-    def plain_head(self) -> Tensor | None:
-        """The head's weights [vocabulary, width] if the logits are hidden states times these, else None.
-
-        Whoever multiplies by them outside of the head's module asks here, as it may hold them in parts.
-        """
-        head, config = self.model.get_output_embeddings(), self.model.config.get_text_config()
-        names = ("logit_scale", "logits_scaling", "final_logit_softcapping")
-        plain = type(head) is nn.Linear and head.bias is None and not any(getattr(config, name, None) for name in names)
-        return head.weight if plain else None
-
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., vocabulary] in float32 of hidden states [..., width], as the model's own head gives them."""
         config = self.model.config.get_text_config()

@@ -224,7 +224,7 @@ def _build_hooks(
     """Builds the hooks of the config, the outermost first."""
     lora, attack, lora_is_trained = config.lora, config.noise.adversarial, config.method == "lora"
     # Gates take the gradient that surgery has combined; surgery counts the losses of whole networks.
-    hooks: list[StepHook] = [LossObserver(sampler)]
+    hooks: list[StepHook] = [LossObserver(sampler)] if sampler.follows_losses else []
     if lora_is_trained and lora.gates is not None:
         hooks.append(RankGates(lm.model, weights, lora, seed, sampler.steps))
     if tasks:

@@ -126,7 +126,7 @@ class TrainingState:
         for hook in self.hooks:
             hook.load(checkpoint.tensors)
         self.loss_scale.load_state(checkpoint.state["loss_scale"])
-        self.sampler.load_state(checkpoint.state["sampler"])
+        self.sampler.load_state(checkpoint.state["sampler"], len(checkpoint.steps))
         set_random_state(checkpoint.tensors)
         # In place: the trainer and its progress hold this list.
         self.steps[:] = checkpoint.steps

@@ -156,7 +156,7 @@ def test_a_sampler_resumes_at_any_step(observed_steps: int) -> None:
     for step in range(observed_steps):
         interrupted.observe(step, loss(step))
     resumed = adaptive_sampler()
-    resumed.load_state(json.loads(json.dumps(interrupted.state())))
+    resumed.load_state(json.loads(json.dumps(interrupted.state())), observed_steps)
     for step in range(observed_steps, resumed.steps):
         assert resumed.rows(step) == expected[step]
         resumed.observe(step, loss(step))
@@ -173,7 +173,7 @@ def sampler_after_7_steps(*phases: PhaseConfig, state: Any = None) -> BatchSampl
     for step in range(7 if state is None else 0):
         sampler.observe(step, 1.0)
     if state is not None:
-        sampler.load_state(json.loads(json.dumps(state)))
+        sampler.load_state(json.loads(json.dumps(state)), 7)
     return sampler
 
 
@@ -215,7 +215,6 @@ def test_another_curriculum_does_not_resume(before: list[PhaseConfig], now: list
 )
 def test_a_curriculum_that_has_not_started_may_change(before: list[PhaseConfig], now: list[PhaseConfig]) -> None:
     sampler = sampler_after_7_steps(*now, state=sampler_after_7_steps(*before).state())
-    assert sampler.state()["steps"] == 7
     for step in range(7, sampler.steps):
         assert sampler.rows(step)
         sampler.observe(step, 1.0)

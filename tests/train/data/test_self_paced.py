@@ -101,7 +101,7 @@ def test_nan_losses_change_nothing() -> None:
 def test_self_paced_sampling_resumes_at_any_step(observed_steps: int) -> None:
     uninterrupted = observed_sampler(STEPS)
     resumed = build_sampler()
-    resumed.load_state(json.loads(json.dumps(observed_sampler(observed_steps).state())))
+    resumed.load_state(json.loads(json.dumps(observed_sampler(observed_steps).state())), observed_steps)
     for step in range(observed_steps, STEPS):
         observe(resumed, step)
     assert [resumed.rows(step) for step in range(STEPS)] == [uninterrupted.rows(step) for step in range(STEPS)]
@@ -117,7 +117,7 @@ def test_an_earlier_state_of_the_same_training_loads() -> None:
     state = json.loads(json.dumps(sampler.state()))
     for step in range(12, 27):
         observe(sampler, step)
-    sampler.load_state(state)
+    sampler.load_state(state, 12)
     assert sampler.state() == state
     for step in range(12, STEPS):
         observe(sampler, step)
@@ -138,13 +138,13 @@ def test_an_earlier_state_of_the_same_training_loads() -> None:
 def test_another_self_paced_curriculum_does_not_resume(options: dict[str, Any], message: str) -> None:
     sampler = build_sampler(*options.pop("phases", []), **options)
     with pytest.raises(UserError, match=rf"train\.phases\.0: .*{message}"):
-        sampler.load_state(observed_sampler(12).state())
+        sampler.load_state(observed_sampler(12).state(), 12)
 
 
 def test_a_new_growth_applies_from_the_next_update() -> None:
     before = observed_sampler(12)
     resumed = build_sampler(PhaseConfig(steps=STEPS, curriculum=self_paced(growth=4.0)))
-    resumed.load_state(before.state())
+    resumed.load_state(before.state(), 12)
     assert [resumed.rows(step) for step in range(15)] == [before.rows(step) for step in range(15)]
     for step in range(12, 20):
         observe(resumed, step)

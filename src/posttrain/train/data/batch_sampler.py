@@ -177,7 +177,6 @@ class BatchSampler:
         self.count, self.batch_size, self.seed = count, batch_size, seed
         self._phases: list[PhaseSampler] = []
         self._starts = [0]
-        self._observed = 0  # steps
         epoch = 0
         for number, config in enumerate(phases):
             where, rows = f"train.phases.{number}", np.arange(count)
@@ -254,6 +253,11 @@ class BatchSampler:
             return step > 0
         return phase.open_share(within) - phase.open_share(within - 1) >= _JUMP
 
+    @property
+    def follows_losses(self) -> bool:
+        """True if `observe` must be called: a curriculum depends on the losses."""
+        return any(phase.pacing is not None for phase in self._phases)
+
     def wants_unit_losses(self, step: int) -> bool:
         """Returns whether `observe` needs the loss of each of a step's rows, for a self-paced curriculum."""
         _, phase, within = self._locate(step)
@@ -266,7 +270,6 @@ class BatchSampler:
             unit_losses: float [rows of the step], nats a supervised token of each, if they are wanted.
         """
         _, phase, within = self._locate(step)
-        self._observed = step + 1
         phase.observe(within, loss, unit_losses)
 
     def seen(self, steps: int | None = None, *, since: int = 0) -> np.ndarray:
@@ -283,17 +286,16 @@ class BatchSampler:
         return times
 
     def state(self) -> dict[str, Any]:
-        """Returns the state for `load_state` as JSON: the number of observed steps, and each phase's curriculum."""
-        curricula = {str(i): phase.pacing.state() for i, phase in enumerate(self._phases) if phase.pacing is not None}
-        return {"steps": self._observed, **curricula}
+        """Returns the state for `load_state` as JSON: that of each phase's curriculum which follows the losses."""
+        return {str(i): phase.pacing.state() for i, phase in enumerate(self._phases) if phase.pacing is not None}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Resumes from a state, perhaps of a sampler with other arguments.
+    def load_state(self, state: Mapping[str, Any], steps: int) -> None:
+        """Resumes from a state after ``steps`` steps, perhaps of a sampler with other arguments.
 
         Raises:
             UserError: its adaptive and self-paced curricula have not observed the same steps as those of this sampler.
         """
-        steps, saved = state["steps"], {int(i): curriculum for i, curriculum in state.items() if i != "steps"}
+        saved = {int(i): curriculum for i, curriculum in state.items()}
         own = {i: phase for i, phase in enumerate(self._phases) if phase.pacing is not None}
         every = {i: phase.pacing.config.every for i, phase in enumerate(self._phases) if phase.pacing is not None}
         # Compared by what was observed, not by the config: a curriculum that has not begun may still be changed.
@@ -312,7 +314,6 @@ class BatchSampler:
         for i in sorted(own.keys() & saved):
             if saved[i]["seen"]:
                 own[i].load_state(saved[i], f"train.phases.{i}", _FIX)
-        self._observed = steps
 
     def _locate(self, step: int) -> tuple[int, PhaseSampler, int]:
         if not 0 <= step < self.steps:
