@@ -52,8 +52,7 @@ def test_every_config_on_the_page_is_right(small: Any) -> None:
 
 def test_the_tables_name_every_setting_alarm_format_and_kind() -> None:
     assert table_names("key") == list(QueueConfig.model_fields)
-    texts = json.loads((ROOT / "src/posttrain/web/texts/en.json").read_text(encoding="utf-8"))
-    assert set(table_names("alarm")) == {key.removeprefix("finding.") for key in texts if key.startswith("finding.")}
+    assert set(table_names("alarm")) == set(FINDINGS)
     assert set(table_names("`--format`")) == {*label._FORMATS, DATASETS}
     assert set(table_names("Kind")) == set(KINDS)
 

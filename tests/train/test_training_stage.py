@@ -96,7 +96,8 @@ def test_the_last_loss_does_not_depend_on_the_size_of_a_step(
     pairs = records.set_column(records.schema.get_field_index("rejected"), "rejected", rejected)
 
     def last_loss(size: int) -> float:
-        changes = {"objective": objective, "batch_size": size, "epochs": 1, "learning_rate": 1e-12}
+        changes = {"batch_size": size, "epochs": 1, "learning_rate": 1e-12}
+        changes["objective"] = TrainConfig.model_validate({"objective": objective}).objective
         out, scratch = tmp_path / str(size), tmp_path / f"{size}-s"
         meta = train(tiny_model, pairs, config.model_copy(update=changes), TASK, seed=0, out=out, scratch=scratch)
         return float(meta["last_loss"])

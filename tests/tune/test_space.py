@@ -153,7 +153,7 @@ def test_python_and_config_give_the_same_space() -> None:
         ({"a": ["x"]}, [], "space.a: 1 values leave no choice"),
         ({"a": ["x", "y", "x"]}, [], 'space.a: "x" is named twice'),
         ({"a": Choice([1, math.nan])}, [], "space.a: nan is not a JSON value"),
-        ({"a": Choice([1, print])}, [], "no JSON value"),
+        ({"a": Choice([1, print])}, [], "not a JSON value"),
         ({"a": Float(0, 1), "b": Fixed({1, 2})}, [], "space.b: {1, 2} is not a JSON value"),
         ({"a": Float(0, 1, when="b == 'x'"), "b": ["y", "z"]}, [], "space.a: never exists, as `b == 'x'` never holds"),
         ({"a": Float(0, 1, when="b == x"), "b": ["x", "y"]}, [], "no parameter `x`; put a text in quotes: 'x'"),

@@ -84,7 +84,7 @@ def test_each_rounds_training_can_be_opened(page: Any) -> None:
     rounds = page.locator("#training > details")
     assert rounds.count() == 4
     assert [entry.get_attribute("open") is not None for entry in rounds.all()] == [False, False, False, True]
-    assert "round 4 120 steps, loss " in " ".join(rounds.last.locator("summary").first.inner_text().split())
+    assert "Round 4 120 steps, loss " in " ".join(rounds.last.locator("summary").first.inner_text().split())
     assert "1 decision" in rounds.last.locator("summary").first.inner_text()
     rounds.first.locator("summary").first.click()
     assert rounds.first.locator("figure.chart:visible").count() == 11
@@ -97,7 +97,7 @@ def test_each_rounds_selection_can_be_opened(page: Any) -> None:
     assert [entry.get_attribute("open") is not None for entry in rounds.all()] == [True, False, False, False]
     newest_text = " ".join(rounds.first.inner_text().split())
     assert newest_text.startswith(
-        "round 4 96 of 900 embedded, a sample of 1,025, 300 of them scored, by uncertain_diverse"
+        "Round 4 96 of 900 embedded, a sample of 1,025, 300 of them scored, by uncertain_diverse"
     )
     for text in (
         "Expected gain in accuracy, in points: +6.4 (+0.8 to +13.1); achieved: +9.0.",
