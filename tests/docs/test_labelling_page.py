@@ -22,6 +22,7 @@ from posttrain.label.webhook import note_batches
 from posttrain.loop.config import load_config
 from posttrain.store.label_tables import label_events
 from posttrain.store.workspace import Workspace
+from posttrain.web.quality_report import _FINDINGS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "labelling.md").read_text(encoding="utf-8")
@@ -52,7 +53,7 @@ def test_every_config_on_the_page_is_right(small: Any) -> None:
 
 def test_the_tables_name_every_setting_alarm_format_and_kind() -> None:
     assert table_names("key") == list(QueueConfig.model_fields)
-    assert set(table_names("alarm")) == set(FINDINGS)
+    assert set(table_names("alarm")) == set(_FINDINGS)
     assert set(table_names("`--format`")) == {*label._FORMATS, DATASETS}
     assert set(table_names("Kind")) == set(KINDS)
 
