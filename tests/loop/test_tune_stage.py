@@ -218,7 +218,7 @@ def test_too_few_records_leave_the_settings_as_they_are(begun_loop: Callable[...
     ("changes", "message"),
     [
         ({"budget": None}, "tune.budget: says nothing of what it may spend; give one, such as 20 trials"),
-        ({"budget": "lots"}, "tune.budget: `lots` is no budget"),
+        ({"budget": "lots"}, "tune.budget: `lots` is not a budget"),
         ({"space": {"train.lr": [1, 2]}}, "tune.space: unknown key `train.lr`"),
         ({"space": {"rate": [1, 2]}}, "tune.space: `rate` is not a setting of a training, and no formula"),
         ({"space": {"train.start": ["base", "champion"]}}, "`train.start` is the same for a whole round"),

@@ -133,7 +133,7 @@ class Loop:
         # Here, as it loads torch.
         from posttrain.train.lora import check_ranks
         from posttrain.train.shape import check_trained_shape
-        from posttrain.tune.trainings.model_shapes import check_shapes
+        from posttrain.tune.trainings.model_checks import check_shapes
 
         source = locate(self.config.model, self.workspace.root)
         check_ranks(source, train)
