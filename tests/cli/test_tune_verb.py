@@ -332,7 +332,7 @@ def test_mistakes(
     [
         ({"metrik": "loss"}, "config.yaml:"),
         ({"space": {"train.epochs": {"int": [3, 1]}}}, "tune.space.train.epochs: 3 to 1 is not a range"),
-        ({"objectives": ["loss", {"metrik": "size"}]}, "tune.objectives: {'metrik': 'size'} is not an objective"),
+        ({"objectives": ["loss", {"metrik": "size"}]}, "tune.objectives: `metric`: Field required"),
         ({"objectives": ["loss", "seconds"], "warm_start": "."}, "tune.warm_start: carries over the best"),
         ({"space": "lorra"}, "tune.space: there is no ready space `lorra`; did you mean `lora`?"),
         ({"budget": None}, "tune.budget: says nothing of what it may spend"),

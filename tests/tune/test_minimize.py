@@ -237,7 +237,7 @@ def test_a_grid_ends_a_study() -> None:
         ({"initial": {"x": 0.5}}, "initial: is not a list of points"),
         (
             {"sampler": {"name": "tpe", "startup": -3}},
-            "sampler tpe: `startup`: Input should be greater than or equal to 0",
+            "sampler: `startup`: Input should be greater than or equal to 0",
         ),
     ],
 )

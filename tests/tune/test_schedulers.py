@@ -182,8 +182,8 @@ def test_workers_do_not_change_a_synchronous_study(make: MakeScheduler, workers:
     ("value", "problem"),
     [
         ("ahsa", "there is no scheduler `ahsa`; did you mean `asha`?"),
-        ("asha", "scheduler asha: `max_resource`: Field required"),
-        ({"name": "asha", "max_resource": 9, "etta": 3}, "scheduler asha: unknown key `etta`; did you mean `eta`?"),
+        ("asha", "scheduler: `max_resource`: Field required"),
+        ({"name": "asha", "max_resource": 9, "etta": 3}, "scheduler: unknown key `etta`; did you mean `eta`?"),
         ({"name": "asha", "max_resource": "many"}, "`max_resource`: a number is expected, not `many`"),
         ({"name": "asha", "max_resource": math.inf}, "`max_resource`: Input should be a finite number"),
         ({"name": "asha", "max_resource": 9, "eta": math.nan}, "`eta`: Input should be a finite number"),

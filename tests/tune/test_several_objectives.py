@@ -279,7 +279,7 @@ def test_a_scheduler_of_one_objective_is_refused(scheduler: str, tmp_path: Path)
         ),
         (
             {"sampler": {"name": "gp", "startup": 0}},
-            "sampler gp: `startup`: Input should be greater than or equal to 1",
+            "sampler: `startup`: Input should be greater than or equal to 1",
         ),
     ],
 )

@@ -75,5 +75,5 @@ def test_negative_values_improve_downwards() -> None:
 
 
 def test_an_impossible_patience_is_named() -> None:
-    with pytest.raises(UserError, match="scheduler early_stopping: `patience`: Input should be greater than or equal"):
+    with pytest.raises(UserError, match="scheduler: `patience`: Input should be greater than or equal"):
         make_scheduler({"name": "early_stopping", "max_resource": 9, "patience": 0})

@@ -139,10 +139,11 @@ def config_lines(root: Path, file: str = CONFIG_FILE) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        line = line_of(root / file, error.key or error.where or "")
-        if line is None or (error.key and error.where != file):
+        in_file = error.where == file
+        line = line_of(root / file, (error.key if in_file else error.where) or "")
+        if line is None:
             raise
-        where = f"{file}:{line}" if error.key else f"{file}:{line}: {error.where}"
+        where = f"{file}:{line}" if in_file else f"{file}:{line}: {error.where}"
         raise type(error)(error.what, where=where, fix=error.fix) from error.__cause__
 
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 
 from posttrain.jobs.memory import Memory
 from posttrain.store.errors import UserError
+from posttrain.store.section import Section
 from posttrain.tune.pareto import front_mask, is_dominated, knee
 from posttrain.tune.trial import Trial, TrialState
 
@@ -190,24 +192,22 @@ def read_objectives(
     return Objectives(items, choose)
 
 
+class _Entry(Section):
+    """An objective as a config has it."""
+
+    metric: str = Field(min_length=1)
+    maximize: bool | None = None
+    limit: float | None = None
+
+
 def _read(value: Any, where: str, maximize: Callable[[str], bool], costs: Sequence[str]) -> Objective:
-    entry = {"metric": value} if isinstance(value, str) else value
-    if isinstance(value, Objective):
-        entry = {"metric": value.name, "maximize": value.maximize, "limit": value.limit}
-    fix = "give a metric, or {metric: ..., maximize: true, limit: ...}"
-    if not isinstance(entry, Mapping) or not entry.keys() <= {"metric", "maximize", "limit"}:
-        raise UserError(f"{value!r} is not an objective", where=where, fix=fix)
-    name, limit = entry.get("metric"), entry.get("limit")
-    greater = entry.get("maximize")
-    if not isinstance(name, str) or not name.strip() or not isinstance(greater, bool | None):
-        raise UserError(f"{value!r} is not an objective", where=where, fix=fix)
-    if limit is not None and (
-        isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit)
-    ):
-        raise UserError(f"the limit of `{name}` is not a number", where=where, fix=fix)
-    if name in costs and greater:
-        raise UserError(f"`{name}` is what a trial costs, and cannot be maximised", where=where, fix="leave it out")
-    return Objective(name, maximize(name) if greater is None else greater, None if limit is None else float(limit))
+    mapping = value.to_json() if isinstance(value, Objective) else {"metric": value}
+    entry = _Entry.read(value if isinstance(value, Mapping) else mapping, where)
+    if entry.metric in costs and entry.maximize:
+        what = f"`{entry.metric}` is what a trial costs, and cannot be maximised"
+        raise UserError(what, where=where, fix="leave it out")
+    greater = maximize(entry.metric) if entry.maximize is None else entry.maximize
+    return Objective(entry.metric, greater, entry.limit)
 
 
 def read_measured(value: Measured, names: Sequence[str]) -> tuple[float, ...]:

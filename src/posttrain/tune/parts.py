@@ -53,5 +53,5 @@ def check_part(
         for parameter in parameters
     }
     section = create_model(name, __base__=Section, **fields)
-    read = section.read({key: option for key, option in options.items() if key != "name"}, f"{where} {name}")
+    read = section.read({key: option for key, option in options.items() if key != "name"}, where)
     return make, read.model_dump(exclude_unset=True)

@@ -39,7 +39,7 @@ def test_a_loop_on_preferences_tunes_by_pairs(small: Any) -> None:
     config = load_config(small(**PREFERENCES, tune=tune)).tune
     assert config is not None
     assert config.metrics == ("preference_accuracy",)
-    assert [item.maximize for item in config.searched.items] == [True]
+    assert config.searched.directions == (True,)
     assert "train.objective.beta" in config.space
 
 

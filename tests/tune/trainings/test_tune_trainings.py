@@ -114,9 +114,9 @@ def test_a_run_that_ends_between_two_parts_costs_no_step(tiny_model: Path, tmp_p
     expected, reports = Reports(), Reports()
     value = function(tiny_model, 2)(trial(tmp_path / "expected", expected, **settings))
 
-    def show_life() -> Decision:
+    def show_life() -> bool:
         steps.append(len(steps))
-        return Decision.PAUSE if len(steps) in (2, 3) else Decision.CONTINUE
+        return len(steps) not in (2, 3)
 
     for _ in range(2):
         run = TrialContext(0, settings, tmp_path / "cut", 0, None, 0, reports, show_life)
