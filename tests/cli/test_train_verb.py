@@ -150,10 +150,8 @@ def test_inspect_shows_the_stop_token_of_training(
     assert outcome.out.splitlines()[-2] == "[trained] car"
 
 
-def test_it_trains_on_a_dataset_version_of_a_workspace(
-    finished_workspace: Path, tmp_path: Path, posttrain: Call
-) -> None:
-    outcome = posttrain("train", *SMALL, "--data", "train", "-w", finished_workspace, "--out", tmp_path / "out")
+def test_it_trains_on_a_dataset_version_of_a_workspace(finished_copy: Path, tmp_path: Path, posttrain: Call) -> None:
+    outcome = posttrain("train", *SMALL, "--data", "train", "-w", finished_copy, "--out", tmp_path / "out")
     assert outcome.code == 0, outcome
     assert lines(tmp_path / "out")
 

@@ -113,9 +113,18 @@ def _serve(root: Path, browser: Browser, *, team: bool = True) -> Iterator[LiveS
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[LiveServer]:
-    """The server of a workspace with a team; each test of a module adds batches of its own."""
+def _served_team(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[LiveServer]:
     yield from _serve(tmp_path_factory.mktemp("live") / "workspace", browser)
+
+
+@pytest.fixture
+def live(_served_team: LiveServer) -> Iterator[LiveServer]:
+    """The server of a workspace with a team; each test of a module adds batches of its own.
+
+    Pages close after each test: one that is left open asks for items of every batch, and takes those of later tests.
+    """
+    yield _served_team
+    _served_team.sign_out()
 
 
 @pytest.fixture
