@@ -3,7 +3,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 
 from posttrain.attribution.causal_lm import encode_record, influence_model, load_adapter
 from posttrain.attribution.influence import InfluenceModel, influence_functions
@@ -23,6 +22,8 @@ def user(text: str) -> list[dict[str, str]]:
 @pytest.fixture
 def adapted(tiny_model: Path) -> LanguageModel:
     """The tiny model with a LoRA adapter whose two matrices are both random."""
+    from peft import LoraConfig, get_peft_model
+
     lm = load_language_model(tiny_model, TaskConfig(system="Be brief."), "float32")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.linear_model import RidgeClassifier
 
 from posttrain.attribution.ridge import RidgeUtility
 
@@ -22,6 +21,8 @@ def random_data(seed: int, rows: int, width: int, classes: int, records: int = 3
 
 
 def predictions(data: Data, rows: np.ndarray, alpha: float) -> np.ndarray:
+    from sklearn.linear_model import RidgeClassifier
+
     features, labels, records, _ = data
     if len(np.unique(labels[rows])) == 1:  # which scikit-learn refuses
         return np.full(len(records), labels[rows][0])
@@ -50,6 +51,8 @@ def test_each_step_scores_like_training_from_scratch(
 
 
 def test_a_thousand_steps_do_not_drift() -> None:
+    from sklearn.linear_model import RidgeClassifier
+
     data = random_data(0, 1000, 40, 3, records=200)
     learner = RidgeUtility(*data).start()
     for row in range(1000):

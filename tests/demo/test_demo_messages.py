@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn.feature_extraction.text import CountVectorizer
 
 from posttrain.data.augment.word_edits import add_typo, adjacent_keys
 from posttrain.demo.messages import DemoData, generate, similarity, write_demo_data
@@ -29,6 +28,8 @@ def _rows(task: DemoData, *faults: str) -> set[int]:
 
 def _similarities(texts: list[str]) -> np.ndarray:
     """Jaccard similarity of every two texts' five-character runs, by matrix product: float64 [N, N]."""
+    from sklearn.feature_extraction.text import CountVectorizer
+
     plain = [" ".join(re.findall(r"[^\W_]+", text.casefold())) for text in texts]
     runs = CountVectorizer(analyzer="char", ngram_range=(5, 5), lowercase=False, binary=True).fit_transform(plain)
     num_shared = (runs.astype(np.float64) @ runs.T.astype(np.float64)).toarray()

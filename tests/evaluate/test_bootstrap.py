@@ -3,7 +3,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import bootstrap, norm
 
 from posttrain.evaluate.bootstrap import paired_bootstrap, paired_scores, ratio_bootstrap, resampled_ratios
 from posttrain.store.errors import WorkError
@@ -22,6 +21,8 @@ def paired_answers(
 
 @pytest.mark.parametrize("binary", [True, False])
 def test_intervals_equal_scipys_percentile_bootstrap(binary: bool) -> None:
+    from scipy.stats import bootstrap
+
     generator = np.random.default_rng(0)
     actual, expected = paired_answers(200, 0.15, 0.08, generator)
     if not binary:
@@ -52,6 +53,8 @@ def test_the_interval_has_its_nominal_coverage(binary: bool) -> None:
 
 
 def test_multinomial_counts_give_the_normal_limit() -> None:
+    from scipy.stats import norm
+
     actual, expected = paired_answers(3080, 0.1, 0.05, np.random.default_rng(3))
     result = paired_bootstrap(actual, expected, seed=0)
     half_width = norm.ppf(0.975) * np.std(actual - expected) / np.sqrt(3080)
@@ -111,6 +114,8 @@ def test_scores_are_paired_by_id() -> None:
 
 @pytest.mark.parametrize("binary", [True, False])
 def test_intervals_of_ratios_equal_scipys(binary: bool) -> None:
+    from scipy.stats import bootstrap
+
     generator = np.random.default_rng(0)
     actual, expected = paired_answers(200, 0.15, 0.08, generator)
     if not binary:

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import f1_score, precision_recall_fscore_support
 
 from posttrain.evaluate.metrics import confusion_pairs, macro_f1, per_class
 from posttrain.models.calibration import expected_calibration_error
@@ -14,6 +13,8 @@ pairs = st.lists(st.tuples(labels, st.one_of(labels, st.none())), min_size=1, ma
 @pytest.mark.slow
 @given(pairs)
 def test_metrics_per_class_equal_those_of_scikit_learn(answers: list[tuple[str, str | None]]) -> None:
+    from sklearn.metrics import f1_score, precision_recall_fscore_support
+
     expected, predicted = [truth for truth, _ in answers], [answer for _, answer in answers]
     rows = per_class(expected, predicted)
     classes = [row.label for row in rows]

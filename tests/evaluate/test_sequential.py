@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy.optimize import minimize_scalar
-from scipy.special import rel_entr
 
 from posttrain.evaluate.sequential import BLOCK_OUTCOMES, Blocks, log_e_values, make_blocks, nearest_null, run_test
 
@@ -41,6 +39,9 @@ def test_the_order_in_which_the_arms_report_changes_no_evidence() -> None:
 
 @pytest.mark.parametrize("shift", [0.0, -0.3, 0.05, 0.6])
 def test_the_nearest_null_is_where_a_general_minimiser_has_it(shift: float) -> None:
+    from scipy.optimize import minimize_scalar
+    from scipy.special import rel_entr
+
     generator = np.random.default_rng(1)
     control, treatment = generator.uniform(0.01, 0.99, (2, 20))
     n_control, n_treatment = generator.integers(1, 60, (2, 20)).astype(float)
@@ -94,6 +95,8 @@ def test_the_mean_of_a_factor_is_at_most_one_under_the_null(champion: float, dis
 
 
 def test_a_bet_on_the_truth_grows_by_its_divergence() -> None:
+    from scipy.special import rel_entr
+
     # After many outcomes the alternative is known: the growth a block is the divergence from the pooled share.
     n = 4000
     control, treatment = np.tile([20.0, 80.0], (n, 1)), np.tile([3.0, 7.0], (n, 1))

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from sklearn.metrics import f1_score
 
 from posttrain.evaluate.config import EvaluateConfig, SuiteConfig
 from posttrain.evaluate.latency import answer_function, generate_answer, measure_latency, predict_label
@@ -75,6 +74,8 @@ def records(completions: list[str | None], text: bool = False) -> pa.Table:
 
 
 def test_label_likelihood_equals_the_models_label_scores(classifier: LanguageModel) -> None:
+    from sklearn.metrics import f1_score
+
     expected = [LABELS[row % 3] for row in range(12)]
     result = run_suite(classifier, records(expected), SuiteConfig(), "test")
     prompts = [[{"role": "user", "content": f"question {row}"}] for row in range(12)]

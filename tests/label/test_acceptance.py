@@ -4,7 +4,6 @@ from functools import cache
 
 import numpy as np
 import pytest
-from scipy.stats import binom, binomtest
 
 from posttrain.label.acceptance import Acceptance, choose_threshold, draw_checks
 from posttrain.models.binomial import LEVEL, THRESHOLDS, clopper_pearson, needed_answers
@@ -13,6 +12,8 @@ from posttrain.models.binomial import LEVEL, THRESHOLDS, clopper_pearson, needed
 @pytest.mark.parametrize(("errors", "count"), [(0, 1), (0, 149), (1, 1), (3, 200), (7, 9), (150, 150)])
 @pytest.mark.parametrize("level", [0.9, 0.95])
 def test_the_interval_is_scipys(errors: int, count: int, level: float) -> None:
+    from scipy.stats import binomtest
+
     expected = binomtest(errors, count).proportion_ci(level, method="exact")
     assert clopper_pearson(errors, count, level) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
@@ -24,6 +25,8 @@ def test_the_interval_of_nothing_is_everything() -> None:
 @pytest.mark.parametrize("bound", [0.01, 0.02, 0.05, 0.3])
 @pytest.mark.parametrize("errors", [0, 1, 2])
 def test_the_fewest_answers_that_show_a_bound(bound: float, errors: int) -> None:
+    from scipy.stats import binom
+
     count = needed_answers(bound, errors)
     # The binomial test itself: so few errors are rarer than 5% at the bound, and were not with one answer less.
     assert binom.cdf(errors, count, bound) <= 1 - LEVEL < binom.cdf(errors, count - 1, bound)
@@ -49,6 +52,8 @@ def true_error(threshold: float, shift: float) -> float:
 @pytest.mark.parametrize(("bound", "shift"), [(0.05, 0.0), (0.05, 0.03), (0.02, 0.0), (0.1, 0.08), (0.1, 0.3)])
 @pytest.mark.parametrize("count", [200, 700])
 def test_the_bound_holds_in_nineteen_of_twenty_datasets(bound: float, shift: float, count: int) -> None:
+    from scipy.stats import binom
+
     errors = {threshold: true_error(threshold, shift) for threshold in THRESHOLDS[1:]} | {1.0: 0.0}
     simulations, broken = 300, 0
     for seed in range(simulations):

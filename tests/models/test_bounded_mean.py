@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import binom
 
 from posttrain.models.binomial import clopper_pearson, shows_error_below
 from posttrain.models.bounded_mean import mean_interval, mean_upper_limit, shows_mean_below
@@ -12,6 +11,8 @@ from posttrain.models.bounded_mean import mean_interval, mean_upper_limit, shows
 
 def p_value(losses: np.ndarray, bound: float) -> float:
     """Hoeffding-Bentkus, written out."""
+    from scipy.stats import binom
+
     n, mean = len(losses), losses.mean()
     if mean >= bound:
         return 1.0

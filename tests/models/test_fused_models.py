@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GemmaConfig, GPT2Config, GptOssConfig, LlamaConfig, Qwen3Config
-from transformers.models.llama import modeling_llama
 
 from posttrain.models.fused import fuse_layers
 from posttrain.models.language_model import LanguageModel
@@ -16,15 +14,18 @@ from posttrain.train.lora import add_adapter
 from posttrain.train.lora_config import LoraConfig
 
 SIZES = {
-    "vocab_size": 261, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 8,
+    "model_type": "llama", "vocab_size": 261, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
 }  # fmt: skip
+GPT2 = {"model_type": "gpt2", "vocab_size": 261, "n_embd": 32, "n_layer": 2, "n_head": 4}
 IDS = torch.arange(40).view(2, 20)
 
 
-def build_model(config: Any) -> LanguageModel:
+def build_model(settings: dict[str, Any]) -> LanguageModel:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings), dtype=torch.float32)
     for name, weight in model.named_parameters():
         if "norm" in name:
             torch.nn.init.normal_(weight, 1.0, 0.3)
@@ -45,15 +46,18 @@ def replaced_modules(lm: LanguageModel) -> set[str]:
 @pytest.mark.parametrize(
     ("config", "norms"),
     [
-        (LlamaConfig(**SIZES), {"LlamaRMSNorm"}),
-        (Qwen3Config(**SIZES), {"Qwen3RMSNorm"}),
-        (GemmaConfig(**SIZES), set()),  # its weights are added to one
-        (GPT2Config(vocab_size=261, n_embd=32, n_layer=2, n_head=4), set()),
-        (GptOssConfig(**SIZES, num_local_experts=2, num_experts_per_tok=1), {"GptOssRMSNorm"}),  # half the angles
+        (SIZES, {"LlamaRMSNorm"}),
+        (SIZES | {"model_type": "qwen3"}, {"Qwen3RMSNorm"}),
+        (SIZES | {"model_type": "gemma"}, set()),  # its weights are added to one
+        (GPT2, set()),
+        (
+            SIZES | {"model_type": "gpt_oss", "num_local_experts": 2, "num_experts_per_tok": 1},
+            {"GptOssRMSNorm"},
+        ),  # half the angles
     ],
-    ids=lambda value: getattr(value, "model_type", ""),
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )
-def test_a_fused_model_computes_the_same_and_is_restored(config: Any, norms: set[str]) -> None:
+def test_a_fused_model_computes_the_same_and_is_restored(config: dict[str, Any], norms: set[str]) -> None:
     lm = build_model(config)
     plain = logits_and_gradients(lm)
     with fuse_layers(lm):
@@ -74,7 +78,7 @@ def final_states(lm: LanguageModel) -> torch.Tensor:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_residual_stream_stays_in_float32(compiled: bool) -> None:
-    config = LlamaConfig(**(SIZES | {"num_hidden_layers": 24, "initializer_range": 0.05}))
+    config = SIZES | {"num_hidden_layers": 24, "initializer_range": 0.05}
     exact, lm = final_states(build_model(config)), build_model(config)
     lm.model.to(torch.bfloat16)
     unfused_error = (final_states(lm) - exact).norm()
@@ -90,8 +94,8 @@ def test_the_residual_stream_stays_in_float32(compiled: bool) -> None:
     assert not lm.decoder.get_input_embeddings()._forward_hooks
 
 
-@pytest.mark.parametrize("config", [GemmaConfig(**SIZES), GPT2Config(vocab_size=261, n_embd=32, n_layer=2, n_head=4)])
-def test_other_models_keep_their_residual_dtype(config: Any) -> None:
+@pytest.mark.parametrize("config", [SIZES | {"model_type": "gemma"}, GPT2])
+def test_other_models_keep_their_residual_dtype(config: dict[str, Any]) -> None:
     lm = build_model(config)
     lm.model.to(torch.bfloat16)
     with fuse_layers(lm):
@@ -100,8 +104,10 @@ def test_other_models_keep_their_residual_dtype(config: Any) -> None:
 
 
 def test_rotation_is_replaced_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.llama import modeling_llama
+
     own = modeling_llama.apply_rotary_pos_emb
-    lm = build_model(LlamaConfig(**SIZES))
+    lm = build_model(SIZES)
     with fuse_layers(lm):
         assert modeling_llama.apply_rotary_pos_emb is not own
     assert modeling_llama.apply_rotary_pos_emb is own
@@ -116,7 +122,7 @@ def test_rotation_is_replaced_and_restored(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_a_model_with_an_adapter(dropout: float) -> None:
-    lm = add_adapter(build_model(LlamaConfig(**SIZES, attention_bias=True)), LoraConfig(rank=4, dropout=dropout))
+    lm = add_adapter(build_model(SIZES | {"attention_bias": True}), LoraConfig(rank=4, dropout=dropout))
     for name, weight in lm.model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.1)
@@ -143,16 +149,14 @@ def test_adapters_of_other_kinds_are_not_fused() -> None:
     from peft import get_peft_model
 
     settings = PeftConfig(r=4, target_modules=["q_proj", "embed_tokens"], use_dora=True)
-    lm = build_model(LlamaConfig(**SIZES))
+    lm = build_model(SIZES)
     lm = LanguageModel(get_peft_model(lm.model, settings), lm.tokenizer, lm.task)
     with fuse_layers(lm):
         assert replaced_modules(lm) == {"LlamaRMSNorm"}
 
 
 def test_a_vocabulary_may_be_tiny() -> None:
-    lm = build_model(
-        LlamaConfig(**(SIZES | {"vocab_size": 16, "eos_token_id": 1, "bos_token_id": None, "pad_token_id": 0}))
-    )
+    lm = build_model(SIZES | {"vocab_size": 16, "eos_token_id": 1, "bos_token_id": None, "pad_token_id": 0})
     lm.model.to(torch.bfloat16)
     with fuse_layers(lm):
         states = lm.decoder(input_ids=IDS % 16, output_hidden_states=True).hidden_states

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chisquare
 
 from posttrain.models import generator as generator_module
 from posttrain.models.chat import ChatTemplate
@@ -151,6 +150,8 @@ def test_log_probabilities_are_the_models_of_the_tokens_written(trained_model: T
 
 @pytest.mark.slow
 def test_samples_follow_the_nucleus_of_the_models_distribution(tiny: LanguageModel) -> None:
+    from scipy.stats import chisquare
+
     prompt, draws = tiny.prompt_ids(ask("hi")), 3000
     for temperature, top_p in ((1.0, 1.0), (0.5, 0.8)):
         requests = [Request(prompt, Sampling(1, temperature, top_p, seed)) for seed in range(draws)]

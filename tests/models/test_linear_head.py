@@ -4,8 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.special import softmax
-from sklearn.linear_model import LogisticRegression
 
 from posttrain.models.calibration import expected_calibration_error
 from posttrain.models.linear_head import SETTINGS, WEIGHTS, FittedHead, LinearHead, fit_linear_head
@@ -31,6 +29,9 @@ def fit(points: np.ndarray, answers: list[str], seed: int = 0) -> FittedHead:
 
 @pytest.mark.parametrize("classes", [2, 4])
 def test_probabilities_are_those_of_scikit_learn_at_the_temperature(classes: int) -> None:
+    from scipy.special import softmax
+    from sklearn.linear_model import LogisticRegression
+
     points, answers = clouds(200, classes)
     head = fit(points, answers).head
     assert head.labels == tuple(LABELS[:classes])

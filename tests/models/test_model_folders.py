@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from posttrain.models.gguf import load_gguf_config, load_gguf_tokenizer
 from posttrain.models.language_model import LanguageModel, load_language_model, save_language_model
@@ -177,6 +176,8 @@ def test_other_parts_of_a_composite_model_are_left_out() -> None:
 def test_only_faults_of_the_folder_are_the_users(
     copy: Path, monkeypatch: pytest.MonkeyPatch, raised: Exception, expected: type[Exception], message: str
 ) -> None:
+    from transformers import AutoModelForCausalLM
+
     def fail(*arguments: object, **options: object) -> None:
         raise raised
 
@@ -196,6 +197,8 @@ def test_a_base_model_that_is_not_finite_is_not_fetched(copy: Path, tmp_path: Pa
 
 
 def test_a_missing_package_for_gguf_files_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoTokenizer
+
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
 
     def fail(*arguments: object, **options: object) -> None:

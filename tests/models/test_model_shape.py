@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.shape import ModelShape, meta_model, model_shape, read_chat, read_config, resized_config
@@ -77,6 +76,8 @@ def test_a_classifier_has_no_vocabulary(tiny_model: Path) -> None:
 
 @pytest.mark.slow
 def test_no_model_is_a_one_line_error(tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "nobody-knows-it"}))
     for call in (
         lambda: read_config(str(tmp_path)),
@@ -89,6 +90,8 @@ def test_no_model_is_a_one_line_error(tmp_path: Path) -> None:
 
 
 def small_config(family: str, **changes: Any) -> Any:
+    from transformers import AutoConfig
+
     values = {"vocab_size": 50, "hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 4}
     return AutoConfig.for_model(family, **{**values, "intermediate_size": 80, "pad_token_id": 0, **changes})
 
@@ -108,6 +111,8 @@ def small_config(family: str, **changes: Any) -> Any:
 def test_a_resized_config_is_that_of_a_model(
     family: str, before: dict[str, int], changes: dict[str, int], expected: tuple[int, ...], tmp_path: Path
 ) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     config = small_config(family, **before)
     resized_config(config, "shape", **changes).save_pretrained(tmp_path)
     resized = AutoConfig.from_pretrained(tmp_path)
@@ -155,6 +160,8 @@ def test_a_resized_config_is_that_of_a_model(
 def test_shapes_that_cannot_be_are_refused(
     family: str, before: dict[str, int], changes: dict[str, int], message: str
 ) -> None:
+    from transformers import AutoConfig
+
     config = AutoConfig.for_model("mamba") if family == "mamba" else small_config(family, **before)
     with pytest.raises(UserError, match=message):
         resized_config(config, "s", **changes)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from posttrain.models.chat import TokenizedExample
 from posttrain.models.importance import ActivationImportance, importance_by_activation
@@ -29,6 +28,8 @@ EXAMPLES = [
 
 def write_model(folder: Path, family: str = "llama", **changes: Any) -> Path:
     """Writes a model of a family with random weights, whose layers differ where the family has several kinds."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     tokenizer = byte_tokenizer()
     values = {
         **{"vocab_size": len(tokenizer), "hidden_size": 48, "intermediate_size": INNER, "num_hidden_layers": LAYERS},
@@ -84,6 +85,8 @@ def masked(model: Any, kept: KeptParts) -> Iterator[None]:
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 @torch.no_grad()
 def test_a_pruned_model_is_the_masked_one(family: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
     whole = load(write_model(tmp_path / "whole", family))
     before = whole.model(input_ids=IDS, use_cache=False).logits
     with masked(whole.model, KEPT):
@@ -163,6 +166,8 @@ def test_the_parts_with_the_greatest_scores_are_kept(tmp_path: Path) -> None:
 
 
 def test_of_equal_parts_the_first_are_kept() -> None:
+    from transformers import LlamaConfig
+
     importance = ActivationImportance(np.ones(LAYERS), np.ones((LAYERS, HEADS)), np.ones((LAYERS, INNER)))
     config = LlamaConfig(hidden_size=48, num_attention_heads=HEADS, num_key_value_heads=GROUPS)
     kept = choose_parts(importance, config, PrunedSize(2, 2, 3))
@@ -183,6 +188,8 @@ def test_of_equal_parts_the_first_are_kept() -> None:
     ],
 )
 def test_impossible_sizes_are_refused(changes: dict[str, Any], size: PrunedSize, message: str) -> None:
+    from transformers import LlamaConfig
+
     values = {"hidden_size": 48, "intermediate_size": INNER, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
     config = LlamaConfig(**{**values, "num_key_value_heads": GROUPS, **changes})
     with pytest.raises(UserError, match=message):
@@ -190,5 +197,7 @@ def test_impossible_sizes_are_refused(changes: dict[str, Any], size: PrunedSize,
 
 
 def test_other_families_are_refused() -> None:
+    from transformers import AutoConfig
+
     with pytest.raises(UserError, match="models of type gpt2 cannot be pruned; take one of gemma, "):
         check_pruning(AutoConfig.for_model("gpt2"), PrunedSize(layers=1), "train.prune")

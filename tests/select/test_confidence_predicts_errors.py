@@ -4,13 +4,14 @@ import itertools
 
 import numpy as np
 import pytest
-from sklearn.metrics import roc_auc_score
 
 from posttrain.select.strategy import confidence_above_chance, roc_auc
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_area_equals_that_of_scikit_learn(seed: int) -> None:
+    from sklearn.metrics import roc_auc_score
+
     generator = np.random.default_rng(seed)
     right = generator.random(200) < 0.6
     confidence = np.round(generator.random(200) + 0.3 * right, 2)  # with ties

@@ -5,9 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
-from sklearn.metrics import cohen_kappa_score
-from sklearn.neighbors import NearestNeighbors
 
 from posttrain.select.config import SelectConfig
 from posttrain.select.selectors.similarity import whiten
@@ -23,6 +20,10 @@ def clusters(records: int, classes: int, spread: float, seed: int) -> tuple[np.n
 
 @pytest.mark.parametrize("seed", range(4))
 def test_kappa_equals_that_of_the_nearest_neighbours_labels(seed: int) -> None:
+    from scipy.stats import binomtest
+    from sklearn.metrics import cohen_kappa_score
+    from sklearn.neighbors import NearestNeighbors
+
     points, labels = clusters(150, 7, 2.0, seed)
     pool, _ = clusters(400, 7, 2.0, seed)
     whitened = whiten(np.concatenate([points, pool]))[:150]

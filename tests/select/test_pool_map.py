@@ -8,7 +8,6 @@ import sys
 import numpy as np
 import pyarrow as pa
 import pytest
-from sklearn.manifold import trustworthiness
 
 from posttrain.select import pool_map as module
 from posttrain.select.pool_map import MAP_SCHEMA, pool_map, tsne_plane
@@ -39,6 +38,8 @@ def _clusters(count: int, each: int, seed: int = 0) -> tuple[np.ndarray, np.ndar
 
 @pytest.mark.slow
 def test_neighbours_stay_neighbours() -> None:
+    from sklearn.manifold import trustworthiness
+
     embeddings, cluster = _clusters(6, 40)
     points = tsne_plane(embeddings)
     assert points.shape == (240, 2)

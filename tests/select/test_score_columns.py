@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from scipy.spatial.distance import cdist
 
 from posttrain.select import score_columns
 from posttrain.select.batch import choose_batch
@@ -34,6 +33,8 @@ def columns(rows: int) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("scored_count", [1, 3, 40])
 def test_scores_of_unscored_records_are_means_of_their_nearest_scored_neighbours(scored_count: int) -> None:
+    from scipy.spatial.distance import cdist
+
     scores, embeddings = columns(60), points(60)
     scored = np.zeros(60, bool)
     scored[np.random.default_rng(2).permutation(60)[:scored_count]] = True

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from sklearn.metrics import cohen_kappa_score
 
 from posttrain.select.stopping import ExpectedGain, StopConfig, cohen_kappa, estimate_gain, expected_gain
 
@@ -62,6 +61,8 @@ def test_without_a_curve_of_shares_there_is_no_estimate(labels: list[int], value
 
 
 def test_kappa_equals_that_of_scikit_learn() -> None:
+    from sklearn.metrics import cohen_kappa_score
+
     generator = np.random.default_rng(1)
     before, now = ([f"label {label}" for label in generator.integers(4, size=300)] for _ in range(2))
     now[:200] = before[:200]

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy.stats import permutation_test
 
 from posttrain.select.strategy_comparison import (
     area_under_curve,
@@ -31,6 +30,8 @@ def test_labels_to_a_target() -> None:
 
 @pytest.mark.parametrize("pairs", [3, 8, 40])
 def test_the_p_value_equals_that_of_a_permutation_test(pairs: int) -> None:
+    from scipy.stats import permutation_test
+
     differences = np.random.default_rng(pairs).normal(0.3, 1, pairs)
     exact = permutation_test(
         (differences,), np.sum, permutation_type="samples", n_resamples=2**pairs if pairs < 13 else 20_000, rng=0

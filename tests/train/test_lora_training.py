@@ -7,7 +7,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import torch
-from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
 
 from posttrain.models.chat import TokenizedExample
@@ -99,6 +98,8 @@ def test_merging_rounds_once(
 
 
 def test_merging_holds_one_layer_in_float32_at_a_time(fresh: Fresh, tmp_path: Path) -> None:
+    from peft.tuners.lora import LoraLayer
+
     lm = add_adapter(fresh("bfloat16"), LORA)
     layers = [layer for layer in lm.model.modules() if isinstance(layer, LoraLayer)]
     in_float32: list[int] = []

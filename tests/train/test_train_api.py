@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
@@ -129,6 +128,8 @@ def weights(folder: Path) -> str:
 
 @pytest.mark.slow
 def test_the_same_records_train_the_same_model_wherever_they_come_from(data: Path, tmp_path: Path) -> None:
+    import pandas as pd
+
     sources = {
         "file": data,
         "table": pa.Table.from_pylist(PAIRS),

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from posttrain.models.chat import TokenizedExample
 from posttrain.models.language_model import LanguageModel
@@ -184,6 +183,8 @@ def test_unusual_batches_match_transformers(fresh: Fresh, rows: list[TokenizedEx
 def test_other_model_families_match_transformers(
     fresh: Fresh, examples: list[TokenizedExample], kind: str, settings: dict[str, Any], packs: bool
 ) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     tiny = fresh()
     common = {
         "vocab_size": len(tiny.tokenizer),

@@ -4,9 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import norm
-from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import Matern, WhiteKernel
 
 from posttrain.tune.acquisition import (
     confidence_weight,
@@ -20,6 +17,8 @@ MEANS, DEVIATIONS = np.array([0.0, 1.0, -2.0, 3.0]), np.array([1.0, 0.5, 2.0, 0.
 
 
 def test_closed_forms() -> None:
+    from scipy.stats import norm
+
     z = (0.5 - MEANS) / DEVIATIONS
     closed = DEVIATIONS * (norm.pdf(z) + z * norm.cdf(z))
     np.testing.assert_allclose(np.exp(log_expected_improvement(MEANS, DEVIATIONS, 0.5)), closed, rtol=1e-12)
@@ -65,6 +64,9 @@ def test_the_weight_of_confidence() -> None:
 
 
 def test_the_process_is_that_of_scikit_learn() -> None:
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import Matern, WhiteKernel
+
     generator = np.random.default_rng(0)
     points, values, new = generator.random((12, 3)), generator.normal(size=12), generator.random((5, 3))
     lengths = np.array([0.3, 0.8, 2.0])

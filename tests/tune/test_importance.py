@@ -5,7 +5,6 @@ import warnings
 import numpy as np
 import optuna
 import pytest
-from optuna.importance import FanovaImportanceEvaluator, PedAnovaImportanceEvaluator, get_param_importances
 
 from posttrain.tune.importance import MOST, fanova, measure_importance
 from posttrain.tune.losses import comparable_values, worst_shown
@@ -70,6 +69,8 @@ def test_an_interaction_is_no_share_of_one_setting() -> None:
 
 @pytest.mark.parametrize("count", [12, 40])
 def test_fanova_is_that_of_optuna_on_the_unit_cube(count: int) -> None:
+    from optuna.importance import FanovaImportanceEvaluator, get_param_importances
+
     space = Space({name: Float(0, 1) for name in "abc"})
     trials = trials_of(space, count, lambda s: 3 * s["a"] + s["b"] ** 2 + s["a"] * s["c"])
     evaluator = FanovaImportanceEvaluator(seed=5)
@@ -83,6 +84,8 @@ def test_fanova_is_that_of_optuna_on_the_unit_cube(count: int) -> None:
 
 @pytest.mark.parametrize("maximize", [False, True])
 def test_ped_anova_is_that_of_optuna_with_conditional_settings(maximize: bool) -> None:
+    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+
     space = Space(
         {
             "rate": Float(1e-6, 1e-3, log=True),

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import qmc
 
 from posttrain.store.errors import UserError
 from posttrain.testing.samplers import SPACE, MakeSampler, SamplerContract
@@ -188,6 +187,8 @@ def test_a_staged_search_leaves_ranges_that_its_constraints_need() -> None:
 
 
 def test_quasi_random_points_are_a_sobol_sequence() -> None:
+    from scipy.stats import qmc
+
     sampler, trials = make_sampler("quasi_random", PLANE, 4), list[Trial]()
     for number in range(100):
         proposal = sampler.propose(number, trials)

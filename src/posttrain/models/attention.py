@@ -38,8 +38,6 @@ _MAX_KEYS_PER_SIZE = 6  # keys for each number of a head
 _MAX_HEAD_SIZE = 256
 
 
-# The compiler would trace a graph anew for each plan, as its groups differ from batch to batch.
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def packed_attention_forward(
     module: Any,
     query: Tensor,
@@ -95,7 +93,8 @@ def register_packed_attention() -> None:
     """Makes the attention known to transformers under `PACKED_ATTENTION`; no mask is made for it."""
     from transformers import AttentionInterface
 
-    AttentionInterface.register(PACKED_ATTENTION, packed_attention_forward)
+    # The compiler would trace a graph again for each plan, as its groups differ from batch to batch.
+    AttentionInterface.register(PACKED_ATTENTION, torch.compiler.disable(packed_attention_forward))  # type: ignore[no-untyped-call]
 
 
 def _attend_group(

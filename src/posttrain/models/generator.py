@@ -8,7 +8,6 @@ from typing import Any, Literal, Protocol, cast
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import StoppingCriteria
 
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.task import Turns
@@ -226,8 +225,8 @@ class _TokenChoice:
         return torch.stack(self._steps, 1).double().tolist() if self._steps else [[] for _ in range(self._count)]
 
 
-class _LineLimit(StoppingCriteria):
-    """Ends a row once it has its number of lines of text; ``ends`` are the lengths of such rows."""
+class _LineLimit:
+    """A stopping criterion: ends a row once it has its number of lines; ``ends`` are the lengths of such rows."""
 
     def __init__(self, lm: LanguageModel, start: int, limits: Sequence[int | None]) -> None:
         self._lm, self._start, self._limits = lm, start, limits

@@ -11,17 +11,18 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import optuna
-from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
-from sklearn.ensemble import RandomForestRegressor
-from sklearn.tree._tree import Tree
 
 from posttrain.tune.losses import FEWEST, Comparable, comparable_values, worst_shown
 from posttrain.tune.space import Space
 from posttrain.tune.storage import to_distribution, to_optuna
 from posttrain.tune.trial import Trial
+
+if TYPE_CHECKING:
+    from sklearn.tree._tree import Tree
 
 MOST = 2_000
 """Trials that importance is computed from; of more, so many are drawn at random: a forest of 10,000 takes a minute."""
@@ -114,6 +115,8 @@ def fanova(points: np.ndarray, values: np.ndarray, seed: int = 0) -> tuple[np.nd
     Returns:
         Shares, float64 [D], whose sum is at most 1; and the forest's R² for values that a tree has not seen.
     """
+    from sklearn.ensemble import RandomForestRegressor
+
     forest = RandomForestRegressor(_TREES, max_depth=64, random_state=seed, oob_score=True)
     with warnings.catch_warnings():
         # Of few values some are seen by all trees: they count as predicted by zero.
@@ -124,7 +127,7 @@ def fanova(points: np.ndarray, values: np.ndarray, seed: int = 0) -> tuple[np.nd
     return np.mean(shares, axis=0) if shares else np.zeros(points.shape[1]), float(forest.oob_score_)
 
 
-def _main_effects(tree: Tree) -> np.ndarray | None:
+def _main_effects(tree: "Tree") -> np.ndarray | None:
     """Returns the shares of a tree's variance that its coordinates alone explain, [D]; None if it has no variance."""
     low, high = _boxes(tree)
     is_leaf = tree.children_left < 0
@@ -145,7 +148,7 @@ def _main_effects(tree: Tree) -> np.ndarray | None:
     return shares
 
 
-def _boxes(tree: Tree) -> tuple[np.ndarray, np.ndarray]:
+def _boxes(tree: "Tree") -> tuple[np.ndarray, np.ndarray]:
     """Returns the lower and the upper corner of each node's box in the unit cube, [nodes, D]."""
     low, high = np.zeros((tree.node_count, tree.n_features)), np.ones((tree.node_count, tree.n_features))
     nodes = np.flatnonzero(tree.children_left[:1] >= 0)
@@ -163,6 +166,8 @@ def _ped_anova(
     space: Space, trials: Sequence[Trial], values: np.ndarray, maximize: bool
 ) -> tuple[dict[str, float], int]:
     """Returns the shares by name, and how many trials are the best."""
+    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+
     quantile = max(_TOP_SHARE, (_FEWEST_TOP - 0.5) / len(values))
     ordered = np.sort(-values if maximize else values)
     top = int((ordered <= ordered[math.ceil(quantile * len(values)) - 1]).sum())

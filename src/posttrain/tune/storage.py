@@ -11,7 +11,6 @@ from uuid import uuid4
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
-from optuna.storages._rdb import models
 from optuna.trial import TrialState
 from sqlalchemy import insert, text, update
 from sqlalchemy.exc import SQLAlchemyError
@@ -180,6 +179,8 @@ def add_event(
         if shown is not None:
             storage.set_trial_intermediate_value(trial, *shown)
         return
+    from optuna.storages._rdb import models
+
     # Optuna's own methods are a transaction each, of several queries: they took most of the time of a report.
     with storage.engine.begin() as connection:
         row = {"trial_id": trial, "key": key, "value_json": json.dumps(event)}
@@ -196,6 +197,8 @@ def show_running(storage: BaseStorage, trial: int, state: TrialState) -> None:
     if not isinstance(storage, RDBStorage):
         storage.set_trial_state_values(trial, state)
         return
+    from optuna.storages._rdb import models
+
     with storage.engine.begin() as connection:
         connection.execute(update(models.TrialModel).where(models.TrialModel.trial_id == trial).values(state=state))
 

@@ -3,8 +3,6 @@
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from posttrain.data.duplicates.candidates import union
 
@@ -14,6 +12,9 @@ pairs = st.lists(st.tuples(st.integers(0, 19), st.integers(0, 19)), max_size=40)
 @settings(max_examples=50, deadline=None)
 @given(pairs=pairs, position=st.integers(0, 40))
 def test_clusters_are_connected_components(pairs: list[tuple[int, int]], position: int) -> None:
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     cluster = np.arange(20)
     for part in (pairs[:position], pairs[position:]):
         i, j = np.array(part, dtype=np.int64).reshape(-1, 2).T

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -60,14 +59,20 @@ class Stream:
         return self.table.cast(schema).__arrow_c_stream__(requested_schema)
 
 
+def frame(*args: Any, **options: Any) -> Any:
+    import pandas as pd
+
+    return pd.DataFrame(*args, **options)
+
+
 KINDS: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
     "list": list,
     "tuple": tuple,
     "generator": iter,
     "table": pa.Table.from_pylist,
     "batch": lambda rows: pa.RecordBatch.from_pylist(rows),
-    "pandas": lambda rows: pd.DataFrame(rows, index=range(7, 7 + len(rows))),
-    "pandas with a text index": lambda rows: pd.DataFrame(rows, index=[f"row {row}" for row in range(len(rows))]),
+    "pandas": lambda rows: frame(rows, index=range(7, 7 + len(rows))),
+    "pandas with a text index": lambda rows: frame(rows, index=[f"row {row}" for row in range(len(rows))]),
     "stream": lambda rows: Stream(pa.Table.from_pylist(rows)),
     "dataset": lambda rows: Dataset(pa.Table.from_pylist(rows)),
 }
@@ -115,8 +120,8 @@ def test_numpy_values_are_plain_numbers_and_texts(tmp_path: Path) -> None:
 
 
 def test_columns_are_renamed_and_missing_values_are_no_answer() -> None:
-    frame = pd.DataFrame({"question": ["a", "b"], "answer": ["x", float("nan")]})
-    table = concat(read_memory(frame, "data", {"prompt": "question", "completion": "answer"}))
+    rows = frame({"question": ["a", "b"], "answer": ["x", float("nan")]})
+    table = concat(read_memory(rows, "data", {"prompt": "question", "completion": "answer"}))
     assert table["completion"].to_pylist() == ["x", None]
 
 
@@ -132,9 +137,9 @@ MISTAKES: list[tuple[Any, str]] = [
         [{"question": "a", "completion": "b"}],
         "data[0]: the columns question, completion are no shape that we know; ",
     ),
-    (pd.DataFrame({"promt": ["a"]}), "data: the columns promt are no shape that we know; did you mean `prompt`"),
-    (pd.DataFrame({"text": ["a", 3]}), "data: cannot be read as an Arrow table: "),
-    (pd.Series(["a"]), "data: cannot be read as an Arrow table: "),
+    (lambda: frame({"promt": ["a"]}), "data: the columns promt are no shape that we know; did you mean `prompt`"),
+    (lambda: frame({"text": ["a", 3]}), "data: cannot be read as an Arrow table: "),
+    (lambda: frame({"text": ["a"]})["text"], "data: cannot be read as an Arrow table: "),
     (pa.table({"text": ["a", None]}), "data[1]: `text` is missing or null"),
     (pa.table({"text": pa.array([], pa.string())}), "data: holds no records that can be used; put records into it"),
     ([], "data: holds no records that can be used; put records into it"),
@@ -147,7 +152,7 @@ MISTAKES: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("data", "message"), MISTAKES)
 def test_a_mistake_is_one_line_that_names_the_index(data: Any, message: str) -> None:
     with pytest.raises(UserError) as caught:
-        list(read_memory(data, "data"))
+        list(read_memory(data() if callable(data) else data, "data"))
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 

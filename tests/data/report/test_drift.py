@@ -10,8 +10,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.spatial.distance import cdist, jensenshannon
-from scipy.stats import kstest
 
 from posttrain.data.report import Profile, build_profile, measure_drift
 from posttrain.data.report.distribution import Distribution, DistributionBuilder
@@ -75,6 +73,8 @@ def test_the_index_detects_another_constant(value: float) -> None:
 
 
 def test_the_index_without_drift_is_that_of_chance() -> None:
+    from scipy.stats import kstest
+
     rng = np.random.default_rng(1)
     measures = [
         population_stability("x", distribution(rng.integers(0, 2000, 1000)), distribution(rng.integers(0, 2000, 1500)))
@@ -93,6 +93,8 @@ def test_the_index_without_drift_is_that_of_chance() -> None:
 @given(COUNTS, COUNTS)
 @settings(max_examples=40, deadline=None)
 def test_the_divergence_equals_that_of_scipy_and_is_symmetric(old: list[int], new: list[int]) -> None:
+    from scipy.spatial.distance import jensenshannon
+
     size = max(len(old), len(new))
     old, new = old + [0] * (size - len(old)), new + [0] * (size - len(new))
     value = jensen_shannon(old, new)
@@ -158,6 +160,8 @@ def test_new_and_vanished_words_are_reported_and_chance_is_not() -> None:
 
 
 def brute_force(x: np.ndarray, y: np.ndarray) -> float:
+    from scipy.spatial.distance import cdist
+
     all_rows = np.concatenate([x, y])
     width = float(np.median(cdist(all_rows, all_rows)[np.triu_indices(len(all_rows), 1)]))
 
@@ -194,6 +198,8 @@ def test_the_p_value_is_the_share_of_permutations() -> None:
 
 
 def test_the_p_value_without_drift_is_uniform() -> None:
+    from scipy.stats import kstest
+
     rng = np.random.default_rng(7)
     result = [
         mean_discrepancy(rng.normal(size=(25, 3)), rng.normal(size=(20, 3)), permutations=99).p_value

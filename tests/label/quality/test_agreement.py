@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import cohen_kappa_score
 from vote_tables import answer_table, votes_of
 
 from posttrain.label.answers import Votes, encode_votes
@@ -83,6 +82,8 @@ def test_alpha_equals_the_package_krippendorff(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_pairs_and_classes_equal_krippendorff_and_scikit_learn(seed: int) -> None:
+    from sklearn.metrics import cohen_kappa_score
+
     matrix = random_votes(seed)
     agreement = measure_agreement(as_votes(matrix), draws=0)
     weighted = weights = 0.0

@@ -3,7 +3,6 @@
 from datetime import timedelta
 
 import pytest
-from scipy import stats
 from vote_tables import START, answer_table, votes_of
 
 from posttrain.label.quality.annotators import (
@@ -21,6 +20,8 @@ from posttrain.label.quality.findings import Finding, holm, wilson
 
 @pytest.mark.parametrize(("count", "n"), [(0, 5), (5, 5), (7, 30), (98, 100)])
 def test_wilsons_interval_is_that_of_scipy(count: int, n: int) -> None:
+    from scipy import stats
+
     expected = stats.binomtest(count, n).proportion_ci(0.95, "wilson")
     rate = wilson(count, n)
     assert (rate.low, rate.high) == pytest.approx((expected.low, expected.high), abs=1e-12)

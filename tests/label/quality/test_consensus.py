@@ -1,9 +1,7 @@
 """Majority, and Dawid and Skene's model."""
 
 import numpy as np
-import pandas as pd
 import pytest
-from crowdkit.aggregation import DawidSkene as CrowdKit
 from vote_tables import votes_of
 
 from posttrain.label.answers import Votes
@@ -37,6 +35,9 @@ def test_majorities_and_ties_are_named() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*keyword.*is deprecated")
 @pytest.mark.parametrize("seed", range(3))
 def test_dawid_skene_without_smoothing_equals_crowd_kit_after_any_number_of_iterations(seed: int) -> None:
+    import pandas as pd
+    from crowdkit.aggregation import DawidSkene as CrowdKit
+
     votes, _ = noisy_votes([0.9, 0.8, 0.7, 0.6, 0.85], 150, 3, seed, 4)
     frame = pd.DataFrame({"task": votes.item, "worker": votes.annotator, "label": votes.label})
     theirs = CrowdKit(15, tol=-np.inf).fit(frame)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from label_models import random_logs
-from scipy.optimize import check_grad
 
 from posttrain.models.ensembles import mixture_gate
 from posttrain.models.ensembles.mixture_gate import MixtureGate, fit_gate
@@ -24,6 +23,8 @@ def test_weights_of_each_record_add_up_to_one() -> None:
 
 
 def test_the_gradient_is_that_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    from scipy.optimize import check_grad
+
     generator = np.random.default_rng(0)
     features, own, seen = generator.standard_normal((12, 3)), random_logs(2, 12, 4)[:, :, 1], []
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from label_models import turns
-from scipy.stats import binomtest
 from text_models import CARDS, CATS, TASK, GivenTexts, ask, taught
 
 from posttrain.models.binomial import THRESHOLDS
@@ -44,6 +43,8 @@ def fitted(ensemble: Ensemble, count: int = COUNT, **options: Any) -> Ensemble:
 def test_the_threshold_is_that_of_a_search_by_brute_force(
     monkeypatch: pytest.MonkeyPatch, goal: dict[str, float]
 ) -> None:
+    from scipy.stats import binomtest
+
     confidence, right = right_and_sure()
     given = GivenTexts(monkeypatch, texts_of(right), confidence)
     ensemble = fitted(given.ensemble(method="cascade", data="x", **goal))

@@ -3,7 +3,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from scipy.stats import entropy as scipy_entropy
 
 from posttrain.select.scores.uncertainty import entropy, least_confidence, margin
 
@@ -45,6 +44,8 @@ def test_arrays_that_are_no_matrix_are_refused(measure) -> None:  # type: ignore
 
 @given(weights)
 def test_measures_equal_their_definitions_and_stay_in_bounds(raw: np.ndarray) -> None:
+    from scipy.stats import entropy as scipy_entropy
+
     p = raw / raw.sum(axis=1, keepdims=True)
     labels = p.shape[1]
     np.testing.assert_allclose(entropy(p), scipy_entropy(p, axis=1), atol=1e-12)

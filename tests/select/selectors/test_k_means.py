@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from sklearn.cluster import KMeans
 
 from posttrain.select.selectors import k_means as module
 from posttrain.select.selectors.k_means import k_means
@@ -22,6 +21,8 @@ def inertia(points: np.ndarray, weights: np.ndarray, count: int) -> list[float]:
 
 @pytest.mark.slow
 def test_clusters_are_as_tight_as_those_of_scikit_learn() -> None:
+    from sklearn.cluster import KMeans
+
     points = cloud(2000, 0)
     weights = np.random.default_rng(1).exponential(size=2000)
     actual = inertia(points, weights, 25)

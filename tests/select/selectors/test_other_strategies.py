@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from sklearn.neighbors import NearestNeighbors
 
 from posttrain.select.selectors.clustering import typicality
 from posttrain.select.selectors.registry import select
@@ -49,6 +48,8 @@ def test_badge_chooses_large_and_different_gradients() -> None:
 
 
 def test_typicality_uses_only_neighbours_of_the_same_cluster() -> None:
+    from sklearn.neighbors import NearestNeighbors
+
     points = np.random.default_rng(2).normal(size=(90, 3)).astype(np.float32)
     cluster = np.repeat([0, 1, 2], [50, 38, 2])
     result = typicality(points, cluster, np.random.default_rng(0))

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy.spatial.distance import cdist
 
 from posttrain.select.selectors.similarity import Euclidean, OuterProducts, Similarity, max_similarity
 
@@ -11,9 +10,14 @@ LEFT = GENERATOR.normal(size=(40, 5)).astype(np.float32)
 RIGHT = GENERATOR.normal(size=(40, 7)).astype(np.float32) + 2
 PRODUCTS = np.einsum("nk,nd->nkd", LEFT, RIGHT).reshape(40, -1)
 
+
+def squared_distances(rows: np.ndarray) -> np.ndarray:
+    return np.square(rows[:, None] - rows[None]).sum(axis=-1, dtype=np.float64)
+
+
 KINDS = {
-    "Euclidean": (Euclidean.from_rows(RIGHT), -cdist(RIGHT, RIGHT, "sqeuclidean") / 2),
-    "outer products": (OuterProducts.from_rows(LEFT, RIGHT), -cdist(PRODUCTS, PRODUCTS, "sqeuclidean") / 2),
+    "Euclidean": (Euclidean.from_rows(RIGHT), -squared_distances(RIGHT) / 2),
+    "outer products": (OuterProducts.from_rows(LEFT, RIGHT), -squared_distances(PRODUCTS) / 2),
 }
 every_kind = pytest.mark.parametrize(("similarity", "exact"), KINDS.values(), ids=KINDS)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from posttrain.models import tiny
 from posttrain.models.chat import ChatTemplate
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.task import TaskConfig
@@ -181,7 +182,7 @@ def test_the_chunks_of_a_table_do_not_change_the_key(
     assert record_counts == [10]
 
 
-TEMPLATE = byte_tokenizer().chat_template
+TEMPLATE = tiny._TEMPLATE
 
 
 @pytest.mark.parametrize(

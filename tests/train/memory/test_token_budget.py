@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from transformers import LlamaConfig
 
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.config import TrainConfig
@@ -19,6 +18,8 @@ CONFIG = TrainConfig(precision="bfloat16", checkpoint=CheckpointConfig(every_sec
 @pytest.fixture(scope="module")
 def smollm2() -> ModelSpec:
     """The shape of SmolLM2-135M."""
+    from transformers import LlamaConfig
+
     config = LlamaConfig(
         vocab_size=49152,
         hidden_size=576,

@@ -8,30 +8,24 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    LlamaConfig,
-    MixtralConfig,
-    PreTrainedConfig,
-    Qwen3Config,
-)
 
 from posttrain.train.monitor.meter import DecoderSize, mfu, training_flops
 
-LLAMA = LlamaConfig(
-    vocab_size=32,
-    hidden_size=8,
-    intermediate_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-)
+LLAMA = {
+    "model_type": "llama", "vocab_size": 32, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1,
+}  # fmt: skip
+
+
+def read_config(values: dict[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(**values)
 
 
 def test_the_flops_of_a_tiny_llama_by_hand() -> None:
     """A head is 4 wide. A layer: queries and output 2 * 64, keys and values 2 * 32, feed-forward 3 * 128; makes 576."""
-    decoder = DecoderSize.from_config(LLAMA)
+    decoder = DecoderSize.from_config(read_config(LLAMA))
     assert decoder == DecoderSize(matrices=1152, head=256, attention=16)
     # Sequences of 3 and 2 tokens have 6 and 3 pairs; 2 tokens are supervised.
     assert training_flops(decoder, 5, 9, 2) == 6 * (5 * 1152 + 2 * 256) + 12 * 16 * 9 == 39360
@@ -42,39 +36,27 @@ def test_the_flops_of_a_tiny_llama_by_hand() -> None:
 
 @pytest.mark.parametrize(("classifier", "outputs"), [(False, 32), (True, 3)])
 def test_a_classifiers_head_has_one_output_per_label(classifier: bool, outputs: int) -> None:
-    config = LLAMA.__class__.from_dict(LLAMA.to_dict() | {"num_labels": 3})
-    decoder = DecoderSize.from_config(config, classifier=classifier)
+    decoder = DecoderSize.from_config(read_config(LLAMA | {"num_labels": 3}), classifier=classifier)
     assert decoder is not None
     assert decoder.head == 8 * outputs
 
 
 @pytest.mark.parametrize(
-    "config",
+    "values",
     [
-        LlamaConfig(
-            vocab_size=128,
-            hidden_size=64,
-            intermediate_size=160,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-        ),
-        Qwen3Config(
-            vocab_size=128,
-            hidden_size=64,
-            intermediate_size=96,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,
-        ),
-        GPT2Config(vocab_size=128, n_embd=64, n_layer=2, n_head=4),
+        LLAMA | {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3,
+                 "num_attention_heads": 4, "num_key_value_heads": 2},
+        LLAMA | {"model_type": "qwen3", "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96,
+                 "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32},
+        {"model_type": "gpt2", "vocab_size": 128, "n_embd": 64, "n_layer": 2, "n_head": 4},
     ],
-    ids=["llama", "qwen3", "gpt2"],
-)
-def test_the_flops_are_those_that_torch_counts(config: PreTrainedConfig) -> None:
+    ids=lambda values: values["model_type"],
+)  # fmt: skip
+def test_the_flops_are_those_that_torch_counts(values: dict[str, Any]) -> None:
     """Torch counts every logit and, in plain attention, the pairs that causality hides as well."""
-    length = 24
+    from transformers import AutoModelForCausalLM
+
+    length, config = 24, read_config(values)
     model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     ids = torch.arange(length)[None]
     with FlopCounterMode(display=False) as counter:
@@ -85,9 +67,11 @@ def test_the_flops_are_those_that_torch_counts(config: PreTrainedConfig) -> None
     assert counter.get_total_flops() == pytest.approx(result, rel=1e-3)
 
 
-@pytest.mark.parametrize("config", [MixtralConfig(), SimpleNamespace(hidden_size=8), PreTrainedConfig()])
-def test_an_unknown_architecture_has_no_flops(config: Any) -> None:
-    assert DecoderSize.from_config(config) is None
+def test_an_unknown_architecture_has_no_flops() -> None:
+    from transformers import MixtralConfig, PreTrainedConfig
+
+    for config in (MixtralConfig(), SimpleNamespace(hidden_size=8), PreTrainedConfig()):
+        assert DecoderSize.from_config(config) is None
 
 
 def test_the_monitor_imports_no_torch() -> None:

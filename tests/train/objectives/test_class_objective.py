@@ -6,7 +6,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from scipy.special import log_softmax
 
 from posttrain.store.errors import UserError
 from posttrain.train.objectives.classification import classification, label_weights
@@ -27,6 +26,8 @@ batches = st.tuples(st.integers(1, 6), st.integers(2, 5)).flatmap(
 def test_classification_matches_its_definition(
     batch: tuple[Array, Array, Array], smoothing: float, weighted: bool
 ) -> None:
+    from scipy.special import log_softmax
+
     logits, targets, weights = batch
     labels = logits.shape[1]
     if not weighted:

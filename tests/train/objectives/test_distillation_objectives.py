@@ -8,9 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from scipy.spatial.distance import jensenshannon
-from scipy.special import log_softmax, rel_entr, softmax
-from scipy.stats import entropy
 
 from posttrain.store.errors import UserError
 from posttrain.train.objectives.config import DistillationConfig
@@ -33,6 +30,8 @@ def loss_sum(student: Array, teacher: Array, config: DistillationConfig) -> floa
 
 def divergence_formula(student: Array, teacher: Array, divergence: str, beta: float) -> Array:
     """Divergences of probabilities [N, C]."""
+    from scipy.special import rel_entr
+
     if divergence == "forward":
         return rel_entr(teacher, student).sum(1)
     if divergence == "reverse":
@@ -46,6 +45,8 @@ def divergence_formula(student: Array, teacher: Array, divergence: str, beta: fl
 def test_distillation_matches_the_papers_formula(
     divergence: str, logits: Array, beta: float, temperature: float
 ) -> None:
+    from scipy.special import softmax
+
     config = DistillationConfig(divergence=divergence, beta=beta, temperature=temperature)
     probabilities = softmax(logits / temperature, axis=-1)
     expected = divergence_formula(*probabilities, divergence, beta).sum()
@@ -54,6 +55,9 @@ def test_distillation_matches_the_papers_formula(
 
 @given(logit_pairs)
 def test_the_even_mixture_is_scipys_jensen_shannon(logits: Array) -> None:
+    from scipy.spatial.distance import jensenshannon
+    from scipy.special import softmax
+
     distance = jensenshannon(*softmax(logits, axis=-1), axis=1)
     expected = (np.nan_to_num(distance) ** 2).sum()  # SciPy's root of -1e-17 is NaN
     assert loss_sum(*logits, DistillationConfig()) == pytest.approx(expected, rel=1e-6, abs=1e-9)
@@ -61,6 +65,8 @@ def test_the_even_mixture_is_scipys_jensen_shannon(logits: Array) -> None:
 
 @given(logit_pairs, st.floats(0.02, 0.98))
 def test_jensen_shannon_lies_between_0_and_the_entropy_of_its_mixture(logits: Array, beta: float) -> None:
+    from scipy.stats import entropy
+
     for student, teacher in zip(*logits, strict=True):
         result = loss_sum(student[None], teacher[None], DistillationConfig(beta=beta))
         assert -1e-12 <= result <= entropy([beta, 1 - beta]) + 1e-12
@@ -91,6 +97,8 @@ def test_self_distillation_has_no_loss_and_no_gradient(divergence: str, top_k: i
 
 @given(logit_pairs, st.floats(0, 1), st.integers(0, 2**32 - 1))
 def test_soft_and_hard_targets(logits: Array, weight: float, seed: int) -> None:
+    from scipy.special import log_softmax, rel_entr, softmax
+
     student, teacher = logits
     rows, vocabulary = student.shape
     targets = np.random.default_rng(seed).integers(0, vocabulary, rows)
@@ -105,6 +113,8 @@ def test_soft_and_hard_targets(logits: Array, weight: float, seed: int) -> None:
 @each_divergence
 @given(logit_pairs, st.integers(1, 10))
 def test_a_truncated_teacher_matches_the_formula(divergence: str, logits: Array, k: int) -> None:
+    from scipy.special import softmax
+
     student, teacher = logits
     config = DistillationConfig(divergence=divergence, beta=0.3, temperature=1.5)
     top = top_tokens(torch.from_numpy(teacher), k, temperature=1.5)

@@ -4,7 +4,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from scipy.spatial.distance import cosine
 
 from posttrain.store.errors import UserError
 from posttrain.train.objectives.config import DistillationConfig
@@ -19,6 +18,8 @@ hidden_pairs = st.tuples(st.integers(1, 4), st.integers(2, 6)).flatmap(
 @pytest.mark.slow
 @given(hidden_pairs)
 def test_hidden_losses_match_their_definition(states: Array) -> None:
+    from scipy.spatial.distance import cosine
+
     student, teacher = map(torch.from_numpy, states)
     mse = distill_hidden(student, teacher, DistillationConfig())
     assert mse.sum.item() == pytest.approx(((states[0] - states[1]) ** 2).mean(1).sum(), rel=1e-9)

@@ -6,7 +6,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from scipy.special import expit
 
 from posttrain.train.objectives.config import KtoConfig
 from posttrain.train.objectives.kto import kl_estimate, kto
@@ -34,6 +33,8 @@ def sequences(sums: Array | list[float]) -> SequenceLogProbs:
 def test_kto_matches_the_papers_formula(
     batch: tuple[Array, Array], kl: float, beta: float, desirable: float, undesirable: float
 ) -> None:
+    from scipy.special import expit
+
     (policy, reference), desirable_rows = batch
     config = KtoConfig(beta=beta, desirable_weight=desirable, undesirable_weight=undesirable)
     actual = kto(
@@ -54,6 +55,8 @@ def test_kto_matches_the_papers_formula(
 
 
 def test_kto_of_an_example() -> None:
+    from scipy.special import expit
+
     # Log-ratios 2 and -1 desirable, 3 undesirable; kl 1 nat.
     desirable_rows = torch.tensor([True, True, False])
     config = KtoConfig(desirable_weight=2, undesirable_weight=0.5)
@@ -98,6 +101,8 @@ def test_the_kl_estimate_is_a_clamped_mean_without_graph() -> None:
 
 
 def test_the_kl_estimate_gets_no_gradient() -> None:
+    from scipy.special import expit
+
     kl = torch.tensor(0.5, requires_grad=True)
     log_probs = torch.tensor([-1.0], requires_grad=True)
     policy = SequenceLogProbs(log_probs, torch.ones(1, dtype=torch.long))

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from scipy.special import log_expit
 
 from posttrain.store.section import Section
 from posttrain.train.objectives.config import DpoConfig, HingeConfig, IpoConfig, RobustDpoConfig
@@ -38,11 +37,15 @@ def difference(logps: Array) -> Array:
 
 
 def dpo_formula(logps: Array, counts: Array, beta: float, smoothing: float) -> Array:
+    from scipy.special import log_expit
+
     logits = beta * difference(logps)
     return -(1 - smoothing) * log_expit(logits) - smoothing * log_expit(-logits)
 
 
 def robust_formula(logps: Array, counts: Array, beta: float, smoothing: float) -> Array:
+    from scipy.special import log_expit
+
     logits = beta * difference(logps)
     return (-(1 - smoothing) * log_expit(logits) + smoothing * log_expit(-logits)) / (1 - 2 * smoothing)
 

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from scipy.special import log_expit, logit
 
 from posttrain.train.objectives.config import CpoConfig, OrpoConfig, SimpoConfig
 from posttrain.train.objectives.loss import SequenceLogProbs, mean_metrics
@@ -30,6 +29,8 @@ def sequences(means: Array, counts: Array) -> SequenceLogProbs:
 
 @given(pair_batches, st.floats(0, 2))
 def test_orpo_matches_the_papers_formula(batch: tuple[Array, Array], beta: float) -> None:
+    from scipy.special import log_expit, logit
+
     logps, counts = batch
     texts = SequenceLogProbs(torch.from_numpy((logps * counts)[[0, 2]].sum(0)), torch.from_numpy(counts[[0, 2]].sum(0)))
     chosen, rejected = sequences(logps[0], counts[0]), sequences(logps[1], counts[1])
@@ -45,6 +46,8 @@ def test_orpo_matches_the_papers_formula(batch: tuple[Array, Array], beta: float
 def test_simpo_matches_the_papers_formula(
     batch: tuple[Array, Array], beta: float, gamma: float, smoothing: float, nll_weight: float
 ) -> None:
+    from scipy.special import log_expit
+
     logps, counts = batch
     config = SimpoConfig(beta=beta, gamma=gamma, label_smoothing=smoothing, nll_weight=nll_weight)
     result = simpo(sequences(logps[0], counts[0]), sequences(logps[1], counts[1]), config)
@@ -58,6 +61,8 @@ def test_simpo_matches_the_papers_formula(
 def test_cpo_matches_the_papers_formula(
     batch: tuple[Array, Array], beta: float, smoothing: float, nll_weight: float
 ) -> None:
+    from scipy.special import log_expit
+
     logps, counts = batch
     config = CpoConfig(beta=beta, label_smoothing=smoothing, nll_weight=nll_weight)
     result = cpo(sequences(logps[0], counts[0]), sequences(logps[1], counts[1]), config)

@@ -6,7 +6,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from scipy.special import log_expit
 
 from posttrain.train.objectives.config import RewardConfig
 from posttrain.train.objectives.loss import mean_metrics
@@ -17,6 +16,8 @@ three_rows = st.integers(1, 6).flatmap(lambda n: arrays(np.float64, (3, n), elem
 
 @given(three_rows, st.floats(0, 1), st.booleans())
 def test_reward_loss_matches_the_papers_formula(rows: np.ndarray, centring: float, with_margin: bool) -> None:
+    from scipy.special import log_expit
+
     chosen, rejected, margin = rows
     actual = reward(
         *map(torch.from_numpy, (chosen, rejected)),

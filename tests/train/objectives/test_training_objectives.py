@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from posttrain.models.packing import pack, packs
 from posttrain.models.task import TaskConfig
@@ -58,6 +57,8 @@ def train_objective(
 def test_the_loss_falls_and_the_output_loads(
     tiny_model: Path, other_model: Path, tmp_path: Path, records_of_shape: Any, objective: str
 ) -> None:
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
     meta, steps = train_objective(records_of_shape, tiny_model, config_of(objective, other_model), tmp_path)
     assert meta["steps"] == len(steps) == 10
     before, after = ([step["loss"] for step in steps[part]] for part in (slice(0, 2), slice(-2, None)))
@@ -108,6 +109,8 @@ def test_the_reference_uses_the_micro_batches_of_the_training(
 def test_a_classifier_learns_its_labels(
     tiny_model: Path, other_model: Path, tmp_path: Path, records_of_shape: Any
 ) -> None:
+    from transformers import AutoModelForSequenceClassification
+
     train_objective(records_of_shape, tiny_model, config_of("classification", other_model, epochs=20), tmp_path)
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
     from posttrain.models.classifier import load_classifier

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from posttrain.models.packing import pack
 from posttrain.testing.objectives import assert_same_gradients
@@ -49,6 +48,8 @@ def test_the_losses_of_several_processes_add_up(prepare: Any, processes: int) ->
 @pytest.mark.parametrize("objective", ["sft", "dpo", "simpo", "orpo", "kto"])
 def test_unit_losses_are_negative_log_likelihoods(prepare: Any, tiny_model: Path, objective: str) -> None:
     """Nats a supervised token of the chosen sequence, for any objective and any split into micro-batches."""
+    from transformers import AutoModelForCausalLM
+
     prepared = prepare(objective)
     lm = prepared.lm
     prepared.objective.begin_step(lm, [ALL])

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from posttrain.models.classifier import class_logits, load_classifier, output_names
 from posttrain.models.head import predicting_states
@@ -30,6 +29,8 @@ def output_logits(prepared: Any) -> torch.Tensor:
 def test_the_saved_model_gives_the_trainers_outputs(
     prepare: Any, tmp_path: Path, objective: str, names: list[str]
 ) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
     prepared = prepare(objective)
     expected = output_logits(prepared)
     save_language_model(prepared.lm, tmp_path / "out", "float32")

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import minimize
 from torch import nn
 
 from posttrain.train.optim import gradient_surgery
@@ -48,6 +47,8 @@ def pcgrad_reference(gradients: np.ndarray, generator: np.random.Generator) -> n
 
 def worst_gain(gradients: np.ndarray, mean: np.ndarray, c: float) -> float:
     """max_d min_i d.g_i within c |g_0| of g_0 (arXiv:2110.14048, equation 2), by SLSQP from several starts."""
+    from scipy.optimize import minimize
+
     radius, units = c * np.linalg.norm(mean), np.linalg.norm(gradients, axis=1).max()
     scaled, best = gradients / units, -np.inf
     for seed in range(3):
@@ -165,6 +166,8 @@ def test_cagrad_at_its_limits(gradients: list[list[float]], expected: list[float
 @some
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1.0, 3.0]))
 def test_mgda_is_the_shortest_convex_combination(seed: int, decades: float) -> None:
+    from scipy.optimize import minimize
+
     gradients, _ = draw(seed, decades)
     weights = min_norm_weights(gradients @ gradients.T)
     assert weights.min() >= 0

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +14,7 @@ from posttrain.train.optim.schedule import ScheduleConfig, scheduled_lr
 NAMES = ["constant", "linear", "cosine", "wsd"]
 STEPS, WARMUP, PEAK = 60, 12, 0.3
 
-MakeScheduler = Callable[[torch.optim.Optimizer], Any]
+MakeScheduler = Callable[[Any, torch.optim.Optimizer], Any]
 
 
 def rates(steps: int, peak: float = 1.0, **settings: Any) -> list[float]:
@@ -25,9 +24,11 @@ def rates(steps: int, peak: float = 1.0, **settings: Any) -> list[float]:
 
 
 def reference_rates(make: MakeScheduler, steps: int) -> list[float]:
-    """The rates of another library's scheduler with a peak of ``PEAK``."""
+    """The rates of transformers' scheduler with a peak of ``PEAK``."""
+    import transformers
+
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=PEAK)
-    scheduler = make(optimizer)
+    scheduler = make(transformers, optimizer)
     result = []
     for _ in range(steps + 1):
         result.append(float(scheduler.get_last_lr()[0]))
@@ -39,12 +40,12 @@ def reference_rates(make: MakeScheduler, steps: int) -> list[float]:
 @pytest.mark.parametrize(
     ("settings", "make"),
     [
-        ({"name": "constant"}, lambda o: transformers.get_constant_schedule_with_warmup(o, WARMUP)),
-        ({"name": "linear"}, lambda o: transformers.get_linear_schedule_with_warmup(o, WARMUP, STEPS)),
-        ({"name": "cosine"}, lambda o: transformers.get_cosine_schedule_with_warmup(o, WARMUP, STEPS)),
+        ({"name": "constant"}, lambda hf, o: hf.get_constant_schedule_with_warmup(o, WARMUP)),
+        ({"name": "linear"}, lambda hf, o: hf.get_linear_schedule_with_warmup(o, WARMUP, STEPS)),
+        ({"name": "cosine"}, lambda hf, o: hf.get_cosine_schedule_with_warmup(o, WARMUP, STEPS)),
         (
             {"name": "wsd", "decay": 0.25},
-            lambda o: transformers.get_wsd_schedule(o, WARMUP, 15, STEPS, decay_type="1-sqrt"),
+            lambda hf, o: hf.get_wsd_schedule(o, WARMUP, 15, STEPS, decay_type="1-sqrt"),
         ),
     ],
 )
@@ -61,15 +62,15 @@ def test_schedules_are_those_of_transformers(settings: dict[str, Any], make: Mak
     [
         (
             {"name": "cosine"},
-            lambda o: transformers.get_cosine_with_min_lr_schedule_with_warmup(o, WARMUP, STEPS, min_lr_rate=0.1),
+            lambda hf, o: hf.get_cosine_with_min_lr_schedule_with_warmup(o, WARMUP, STEPS, min_lr_rate=0.1),
         ),
         (
             {"name": "linear"},
-            lambda o: transformers.get_polynomial_decay_schedule_with_warmup(o, WARMUP, STEPS, lr_end=0.1 * PEAK),
+            lambda hf, o: hf.get_polynomial_decay_schedule_with_warmup(o, WARMUP, STEPS, lr_end=0.1 * PEAK),
         ),
         (
             {"name": "wsd", "decay": 0.25},
-            lambda o: transformers.get_wsd_schedule(o, WARMUP, 15, STEPS, decay_type="1-sqrt", min_lr_ratio=0.1),
+            lambda hf, o: hf.get_wsd_schedule(o, WARMUP, 15, STEPS, decay_type="1-sqrt", min_lr_ratio=0.1),
         ),
     ],
 )

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from posttrain.models.head import predicting_states
 from posttrain.models.language_model import LanguageModel
@@ -51,6 +50,8 @@ def logits(model: Any) -> torch.Tensor:
 def test_set_dropout_equals_a_model_created_with_it(
     fresh: Fresh, kind: str, settings: dict[str, Any], names: tuple[str, ...]
 ) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     tiny = fresh()
     config = AutoConfig.for_model(kind, **(COMMON | settings))
     torch.manual_seed(0)
@@ -72,6 +73,8 @@ def test_set_dropout_equals_a_model_created_with_it(
 
 
 def test_zero_switches_a_models_own_dropout_off(fresh: Fresh) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     tiny = fresh()
     config = AutoConfig.for_model("gpt2", **(COMMON | {"n_embd": 64, "n_layer": 2, "n_head": 2}))
     model = AutoModelForCausalLM.from_config(config).train()

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 import torch
 import yaml
-from transformers import AutoModelForCausalLM
 
 from posttrain.evaluate.latency import measure_latency, read_tokens
 from posttrain.models.language_model import load_language_model, save_language_model
@@ -74,6 +73,8 @@ def study(deep_model: Path, tmp_path: Path) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_parameters_and_bytes_are_those_of_the_saved_model(tiny_model: Path, tmp_path: Path, tied: bool) -> None:
+    from transformers import AutoModelForCausalLM
+
     lm = load_language_model(tiny_model, TaskConfig(), "float32")
     if not tied:
         lm.model.config.tie_word_embeddings = False

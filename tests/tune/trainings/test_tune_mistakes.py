@@ -51,7 +51,10 @@ from posttrain.tune.trainings.search import tune_trainings
         ({"metric": "acuracy"}, "tune.metric: there is no metric `acuracy` here; did you mean `accuracy`?"),
         ({"metric": "perplexity"}, "tune.metric: there is no metric `perplexity` here"),
         ({"scheduler": "best"}, "tune.scheduler: there is no scheduler `best`"),
-        ({"scheduler": {"name": "asha", "max_resource": math.inf}}, "tune.scheduler: `max_resource`: Input should be a finite number"),
+        (
+            {"scheduler": {"name": "asha", "max_resource": math.inf}},
+            "tune.scheduler: `max_resource`: Input should be a finite number",
+        ),
         ({"storage": "mysql://user@host/name"}, "tune.storage: `mysql` is not supported"),
         ({"storage": "postgresql://user:${MISSING}@host/name"}, "tune.storage: "),
         ({"held_out": "nothing.jsonl"}, "nothing.jsonl: there is no such file"),
