@@ -111,12 +111,13 @@ def test_rounds_tune_as_the_data_grow(tuned_loop: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_round_tunes_ranks_by_patterns(begun_loop: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("engine", ["inline", pytest.param("processes", marks=pytest.mark.long)])
+def test_a_round_tunes_ranks_by_patterns(begun_loop: Callable[..., Any], engine: str) -> None:
     attention, feed_forward = "train.lora.ranks.self_attn.*", "train.lora.ranks.layers.1.mlp.*"
     space = {attention: [0, 2], feed_forward: [0, 4, 8]}
     lora = {"rank": 4, "ranks": {"layers.1.mlp.*": 8}}
     train = {**TRAIN, "learning_rate": 1e-2, "method": "lora", "lora": lora}
-    loop = begun_loop(rounds=1, tune={**TUNE, "space": space, "engine": "processes", "workers": 2}, train=train)
+    loop = begun_loop(rounds=1, tune={**TUNE, "space": space, "engine": engine}, train=train)
     loop.run(until="train")
     result = tuning(loop, 1)
     # A pattern that the config lacks has the rank of the rest, which is no point of this space.

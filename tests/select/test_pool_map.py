@@ -12,12 +12,10 @@ import pytest
 from posttrain.select import pool_map as module
 from posttrain.select.pool_map import MAP_SCHEMA, pool_map, tsne_plane
 
-_STEPS = module._TSNE_STEPS  # other tests take fewer
-
 
 @pytest.fixture(autouse=True)
-def all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_TSNE_STEPS", _STEPS)
+def real_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "tsne_plane", tsne_plane)  # tests of the loop replace it
 
 
 def _scores(embeddings: np.ndarray) -> pa.Table:

@@ -207,6 +207,7 @@ def test_a_variant_follows_the_canonical_trajectory(
     assert max_residual(fresh, trajectories, tmp_path, objective, variant) < variant.tolerance
 
 
+@pytest.mark.long
 def test_a_compiled_training_follows_the_canonical_trajectory(
     fresh: Fresh, trajectories: dict[str, Trajectory], tmp_path: Path
 ) -> None:

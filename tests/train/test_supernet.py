@@ -214,7 +214,12 @@ def test_a_supernet_of_one_point_is_plain_training(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "changes"),
-    [("float32", {"recompute": "full"}), ("bfloat16", {}), ("autocast", {}), ("float32", {"compile": True})],
+    [
+        ("float32", {"recompute": "full"}),
+        ("bfloat16", {}),
+        ("autocast", {}),
+        pytest.param("float32", {"compile": True}, marks=pytest.mark.long),
+    ],
 )
 def test_other_ways_to_compute_it_are_a_supernet_too(
     fresh: Fresh,

@@ -79,7 +79,10 @@ def kill_after_saves(steps: int, work: Callable[[], object]) -> None:
             work()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    ["lora-bfloat16", *(pytest.param(name, marks=pytest.mark.long) for name in ("float32", "autocast"))],
+)
 def test_repeated_kills_do_not_change_the_output(
     tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, method: str
 ) -> None:

@@ -189,6 +189,7 @@ def test_settings_out_of_range_are_refused(key: str, value: object) -> None:
         TrainConfig.read({key: value}, "posttrain.yaml")
 
 
+@pytest.mark.long
 def test_the_real_model_learns_its_records(smollm2: Path, make_records: MakeRecords, tmp_path: Path) -> None:
     """Its first loss is that of transformers for the tokens of the complete conversation."""
     pairs = [

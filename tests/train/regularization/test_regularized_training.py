@@ -117,7 +117,9 @@ def test_each_setting_changes_the_weights_without_a_fault(
     assert (tmp_path / "out" / "model.safetensors").read_bytes() != plain_weights(records, config)
 
 
-@pytest.mark.parametrize("name", COMBINED)
+@pytest.mark.parametrize(
+    "name", ["bfloat16", *(pytest.param(name, marks=pytest.mark.long) for name in ("float16", "adapter"))]
+)
 def test_a_killed_training_ends_with_the_same_output(
     tiny_model: Path,
     records: pa.Table,

@@ -102,7 +102,7 @@ def test_the_language_is_the_browsers_until_it_is_chosen(browser: Browser, real:
     context.close()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), pytest.param(360, "dark", marks=pytest.mark.long)])
 def test_the_pages_are_accessible(
     browser: Browser, real: Any, secrets: dict[str, str], width: int, scheme: Any
 ) -> None:

@@ -141,7 +141,7 @@ def serve(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Served]]:
     server.server_close()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1100, "light"), (390, "dark")], ids=str)
+@pytest.mark.parametrize(("width", "scheme"), [(1100, "light"), pytest.param(390, "dark", marks=pytest.mark.long)])
 def test_every_kind_of_chart_is_drawn_under_a_strict_policy(
     serve: Callable[..., Served], width: int, scheme: str
 ) -> None:

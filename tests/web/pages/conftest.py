@@ -110,7 +110,12 @@ def open_page(browser: Browser) -> Iterator[Callable[..., LoadedPage]]:
         page.close()
 
 
-@pytest.fixture(params=[(1100, "light"), (400, "dark")], ids=["desk", "dark phone"])
+@pytest.fixture(
+    params=[
+        pytest.param((1100, "light"), id="desk"),
+        pytest.param((400, "dark"), id="dark phone", marks=pytest.mark.long),
+    ]
+)
 def open_in_view(request: pytest.FixtureRequest, open_page: Callable[..., LoadedPage]) -> Callable[[Path], LoadedPage]:
     """``open_in_view(path)``: a file at the width and in the colours that the test runs with; it runs with each."""
     return lambda path: open_page(path, *request.param)

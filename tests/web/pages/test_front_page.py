@@ -154,7 +154,8 @@ def test_a_study_without_a_finished_trial(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_page_of_many_trials_is_small(tmp_path: Path) -> None:
+def test_a_page_of_many_trials_is_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("posttrain.tune.importance.MOST", 200)  # whose forest takes most of the time
     generator = np.random.default_rng(0)
     trials = []
     for number in range(5000):

@@ -154,8 +154,7 @@ def test_a_report_of_long_trainings_and_long_texts_stays_under_two_megabytes(
         for rank in range(1, 301)
     )
     selections = tuple(dataclasses.replace(entry, round=number, chosen=chosen) for number in range(1, 21))
-    lines = training_lines(3000, groups=40)
-    trainings = {number: training_from_steps(f"round {number}", lines) for number in range(1, 21)}
+    trainings = dict.fromkeys(range(1, 21), training_from_steps("round", training_lines(3000, groups=40)))
     write_page(
         tmp_path / "page.html", lambda detail: sample_page(selections=selections, trainings=trainings, detail=detail)
     )
