@@ -155,7 +155,8 @@ def test_a_study_without_a_finished_trial(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_page_of_many_trials_is_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posttrain.tune.importance.MOST", 200)  # whose forest takes most of the time
+    monkeypatch.setattr("posttrain.tune.importance._TREES", 4)  # the forests take most of the time
+    monkeypatch.setattr("posttrain.tune.importance.MOST", 200)
     generator = np.random.default_rng(0)
     trials = []
     for number in range(5000):
