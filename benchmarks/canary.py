@@ -6,7 +6,7 @@ The peer has a virtual environment of its own (``pip install savvi==0.3.1 matplo
 Each run draws outcomes one after another: each is the canary's with the probability of its share, and good with the
 probability of its arm. All methods see the same outcomes and may stop after each of them, at 5%:
 
-- *posttrain*: `posttrain.evaluate.sequential`, which rolls back, promotes, or goes on.
+- *posttrain*: `posttrain.evaluate.sequential`, which rolls back, promotes, or continues.
 - *z-test, peeked*: the one-sided pooled z-test of two proportions, after each outcome, from 30 of each arm on.
 - *savvi*: ``Multinomial`` (M. Lindon and A. Malek, Anytime-valid inference for multinomial count data, 2022) on the
   arms of the bad outcomes, two-sided, looked at after every tenth of them. It takes the shares of the outcomes as

@@ -80,7 +80,7 @@ class SaveMethod:
         self.path = folder / "none"
 
     def start(self, step: int, state: State) -> None:
-        """Start to save; return as soon as training may go on."""
+        """Start to save; return as soon as training may continue."""
         raise NotImplementedError
 
     def is_saved(self) -> bool:
@@ -199,13 +199,13 @@ class Steps:
 
 
 def measure_during_steps(method: SaveMethod, step: int, state: State, steps: Steps) -> dict[str, float]:
-    """Save while steps go on."""
+    """Save while steps continue."""
     median_step = statistics.median(steps() for _ in range(10))
     start = time.perf_counter()
     method.start(step, state)
     call = time.perf_counter() - start
     slowdown, steps_after, save = 0.0, 0, 0.0
-    while steps_after < 4:  # the system goes on writing for a while after the save, which slows these steps too
+    while steps_after < 4:  # the system continues writing for a while after the save, which slows these steps too
         slowdown += steps() - median_step
         if method.is_saved():
             save = save or time.perf_counter() - start

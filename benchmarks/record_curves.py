@@ -6,7 +6,7 @@ Three tasks, as three rounds of a loop have them: 8, 12 and 16 intents of Bankin
 and five more of each held out. A Llama of two layers and width 32, begun at random, learns to write the intent after
 the message. ``posttrain tune`` trains with each of the 192 points of `SPACE`, in nine parts; the value after each is
 the held-out loss in nats a token. Recorded are these, the seconds of a whole training and its tokens. A training that
-diverges has ``nan`` from there on. The same command goes on where it was stopped.
+diverges has ``nan`` from there on. The same command continues where it was stopped.
 """
 
 import argparse

@@ -3,7 +3,7 @@
     search_smac.py PROBLEM SEED
 
 ``search_problems`` is found by ``PYTHONPATH``. A training that was
-stopped and goes on costs what it had not yet trained, as ours does.
+stopped and continues costs what it had not yet trained, as ours does.
 """
 
 import json

@@ -124,7 +124,7 @@ LABEL_MISTAKES: list[tuple[Any, str]] = [
     ({"nothing": "card"}, "labels: no record of the batch has the id `nothing`"),
     (lambda record: "crad", "labels: label `crad` of record ID is not in the label set; did you mean `card`?"),
     (lambda record: 3, "labels: the label of record ID is int and no text"),
-    ([{"id": "a"}], "labels[0]: is no dictionary with `id` and `label`"),
+    ([{"id": "a"}], "labels[0]: is not a dictionary with `id` and `label`"),
     ([{"id": "a", "label": "card"}] * 2, "labels[1]: record a has a label already"),
     ("card", "labels: str holds no labels; give a mapping from id to label, dictionaries with `id` and `label`, or a "),
 ]
@@ -169,7 +169,7 @@ def test_nothing_is_held_between_calls(finished_copy: Path, command: Callable[..
     workspace = Workspace(finished_copy)
     workspace.status()
     with Store.open(finished_copy) as store, store.lock():
-        # Another process works: what reads goes on, and what runs says so.
+        # Another process works: what reads continues, and what runs says so.
         assert workspace.status()["round"] == 2
         with pytest.raises(UserError, match="another posttrain works in this workspace"):
             workspace.run()

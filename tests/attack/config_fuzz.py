@@ -209,7 +209,7 @@ def _text(draw: random.Random) -> bytes:
 
 
 def _raw_value(draw: random.Random) -> bytes:
-    """Puts text that is no quoted value in the place of one."""
+    """Puts text that is not a quoted value in the place of one."""
     lines = _change(draw, lambda parent, key: None).split(b"\n")
     at = draw.choice([number for number, line in enumerate(lines) if b":" in line])
     value = draw.choice(

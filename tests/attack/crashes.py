@@ -1,10 +1,10 @@
-"""Cuts the power at random moments of the store's work: nothing that was reported may be lost, and the work goes on.
+"""Cuts the power at random moments of the store's work: nothing that was reported may be lost, and the work continues.
 
 ``python tests/attack/crashes.py [WORKLOAD ...] [--count 10000] [--seed 0]``
 
 The work is done once and recorded (`file_layer`). Then, for each power cut, the files are written as the disk may have
 them at a random moment of the record (`crash_states`), checked, and the same work is done again. Of four power cuts
-one hits work that goes on after a ``kill -9``, and one the recovery from an earlier power cut.
+one hits work that continues after a ``kill -9``, and one the recovery from an earlier power cut.
 """
 
 import argparse

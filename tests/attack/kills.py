@@ -26,7 +26,7 @@ from faults import at_lines, kill_at
 
 _SKIPPED = ("cli/main.py", "cli/verbs.py", "cli/output.py")
 
-# Forked from a process that has done the slow imports: starting Python anew would take longer than the verbs.
+# Forked from a process that has done the slow imports: starting Python again would take longer than the verbs.
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
     [

@@ -1,4 +1,4 @@
-"""A power cut loses nothing that the store has reported, and leaves nothing that the same work cannot go on from."""
+"""A power cut loses nothing that the store has reported, and leaves nothing that the same work cannot continue from."""
 
 import os
 import random
@@ -123,5 +123,5 @@ def test_the_model_loses_names_that_were_not_synced(folder: Path) -> None:
     assert {"synced", "synced/inner", "unsynced", "unsynced/file"} in names
     assert {"synced", "renamed", "unsynced", "unsynced/file"} in names
     assert not any({"synced/inner", "renamed"} <= state for state in names)
-    # A sync of `synced` is no sync of its own name, but the folder above was synced for that.
+    # A sync of `synced` is not a sync of its own name, but the folder above was synced for that.
     assert all("synced" in state for state in names if "renamed" in state)

@@ -40,7 +40,7 @@ class Outcome:
     @property
     def json(self) -> Any:
         def refuse(name: str) -> None:
-            raise ValueError(f"{name} is no JSON")
+            raise ValueError(f"{name} is not JSON")
 
         return json.loads(self.out, parse_constant=refuse)
 

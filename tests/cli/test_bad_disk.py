@@ -76,7 +76,7 @@ def refuse_fsync(code: int, after: int) -> Iterator[None]:
 
 
 def test_a_run_resumes_after_a_full_disk(small: Any, posttrain: Call, finished_workspace: Path) -> None:
-    """The disk is full at once, and then later and later in the run that goes on."""
+    """The disk is full at once, and then later and later in the run that continues."""
     root = small()
     for after in (0, 3, 40):
         with refuse_fsync(errno.ENOSPC, after):

@@ -223,8 +223,8 @@ MISTAKES: list[tuple[Break, str]] = [
     (rule_without_metric, "gate.deploy: rule `1 >= 0` names no metric"),
     (no_rule, "`gate.deploy`: rule `accuracy >=`: something is missing at its end"),
     (no_trigger, "nothing is called `new_record`; did you mean `new_records`?"),
-    (no_model, "model: `no/such/model` is no model; give a folder, a .gguf file or a Hub id"),
-    (no_model_in_the_folder, "/base: is no model: it holds no config.json"),
+    (no_model, "model: `no/such/model` is not a model; give a folder, a .gguf file or a Hub id"),
+    (no_model_in_the_folder, "/base: is not a model: it holds no config.json"),
     (no_gguf, "base.gguf: is not a GGUF file; give another .gguf file, a folder or a Hub id"),
     (broken_yaml, "posttrain.yaml:3: broken YAML: "),
     (no_mapping, "posttrain.yaml: holds no config"),
@@ -297,7 +297,7 @@ def test_a_model_that_the_hub_does_not_have(
     _model(root, "nobody/nothing")
     outcome = posttrain("run", "-w", root)
     assert outcome.code == 2
-    assert "model: `nobody/nothing` is no folder, and the Hub does not give it" in outcome.err.splitlines()[-1]
+    assert "model: `nobody/nothing` is not a folder, and the Hub does not give it" in outcome.err.splitlines()[-1]
     state = posttrain("status", "-w", root, "--json").json
     assert state["champion"] is None
     _model(root, "tiny")

@@ -28,7 +28,10 @@ data:
             "posttrain.yaml:8: evaluate.suites.short.scorer: {error}",
         ),
         ("store: {artifacts: broken_part:X}", "posttrain.yaml:5: store.artifacts: {error}"),
-        ("store: {artifacts: json:JSONEncoder}", "`json:JSONEncoder` is no artifact store; derive it from posttrain."),
+        (
+            "store: {artifacts: json:JSONEncoder}",
+            "`json:JSONEncoder` is not an artifact store; derive it from posttrain.",
+        ),
         ("store: {artifacts: half_part:Half}", "`half_part:Half` does not define delete, exists, get, ids, open, "),
         ("stages: [broken_part:X]", "posttrain.yaml:5: stages: {error}"),
     ],

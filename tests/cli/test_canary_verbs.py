@@ -73,7 +73,7 @@ def test_mistakes_are_one_line(finished_copy: Path, posttrain: Any, earlier: str
     root = finished_copy
     for share in ("0%", "100%", "-5%", "1.5", "ten", "nan", "%"):
         mistake = posttrain("models", "promote", earlier, "--canary", share, "-w", root).mistake
-        assert mistake.startswith(f"--canary: `{share}` is no share")
+        assert mistake.startswith(f"--canary: `{share}` is not a share")
     for arguments, mistake in (
         (("models", "canary"), "there was no canary yet; posttrain models promote MODEL --canary 10%"),
         (("models", "canary", "--stop"), "there was no canary yet; posttrain models promote MODEL --canary 10%"),

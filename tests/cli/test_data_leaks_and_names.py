@@ -99,8 +99,8 @@ def test_an_existing_version_number_is_refused_before_the_build(root: Path, post
 @pytest.mark.parametrize("tag", ["a@b", "v1", "a b", "1.0.0", "v2.3.1", "", "-x", "a/b"])
 def test_both_verbs_check_tags_by_the_same_rule(root: Path, posttrain: Call, tag: str) -> None:
     add = ("data", "add", root / "f.jsonl", "--name", "x", *INLINE, "-w", root)
-    assert f"`{tag}` is no tag" in posttrain(*add, "--tag", tag).mistake
+    assert f"`{tag}` is not a tag" in posttrain(*add, "--tag", tag).mistake
     assert artifacts(root) == []
     assert posttrain(*add, "--tag", "production", "--tag", "very.good_2").code == 0
-    assert f"`{tag}` is no tag" in posttrain("data", "tag", "-w", root, "--", "x", tag).mistake
+    assert f"`{tag}` is not a tag" in posttrain("data", "tag", "-w", root, "--", "x", tag).mistake
     assert posttrain("data", "tag", "x@production", "version-2", "-w", root).code == 0

@@ -259,10 +259,10 @@ def test_an_empty_split_is_refused(root: Path, posttrain: Call) -> None:
 def test_names_and_versions_are_checked(workspace: Path, posttrain: Call) -> None:
     add = ("data", "add", workspace / "first.jsonl", "-w", workspace, "--name")
     assert "`pool` is the loop's own" in posttrain(*add, "pool").mistake
-    assert "`a b` is no name" in posttrain(*add, "a b").mistake
-    assert "`2.x` is no semantic version" in posttrain(*add, "support", "--version", "2.x").mistake
+    assert "`a b` is not a name" in posttrain(*add, "a b").mistake
+    assert "`2.x` is not a semantic version" in posttrain(*add, "support", "--version", "2.x").mistake
     assert "there is no step `minhsh`; did you mean `minhash`?" in posttrain(*add, "x", "--step", "minhsh").mistake
-    assert "is no tag" in posttrain("data", "tag", "support", "v2", "-w", workspace).mistake
+    assert "is not a tag" in posttrain("data", "tag", "support", "v2", "-w", workspace).mistake
     assert "there is no dataset" in posttrain("data", "log", "nothing", "-w", workspace).mistake
 
 
@@ -376,5 +376,5 @@ def test_a_name_that_is_neither_a_file_nor_a_version_is_refused(root: Path, post
             message = posttrain("config", "check", "-w", root).mistake
             assert message.startswith(f"{name}: there is no such file, and no such dataset version; check the path")
             assert posttrain("run", "-w", root).mistake == message
-    # The dataset's own test split is no suite, so that its next version can be built.
+    # The dataset's own test split is not a suite, so that its next version can be built.
     assert posttrain("data", "add", root / "more.jsonl", *INLINE, "--name", "support", "-w", root).code == 0

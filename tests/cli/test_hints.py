@@ -15,10 +15,10 @@ from posttrain.cli.main import app, main
 
 PACKAGE = Path(posttrain.__file__).parent
 
-# Words behind the program's name that are no verbs.
+# Words behind the program's name that are not verbs.
 PROSE = {"and", "install", "works", "collects", "synthesises", "reads", "keeps", "writes", "wrote"}
 
-# A command ends where its sentence goes on.
+# A command ends where its sentence continues.
 PROGRAM = re.compile(r"posttrain\s")
 COMMAND = re.compile(r"(?<![\w./-])posttrain((?: +(?!posttrain )[^\s,;:`\"'()|“”，；。：（）、<>]+)+)")
 

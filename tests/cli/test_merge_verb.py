@@ -186,7 +186,7 @@ def test_a_mixture_of_experts_from_mergekits_recipe(posttrain: Call, here: Path)
         (["a", "--base", "base", "--out", "x", "--method", "ties", "--set", "density=2"], "2 is not between 0 and 1"),
         (["a", "b", "--out", "x", "--memory", "lots"], "--memory: `lots` is not a size; write 2GiB or 500MB"),
         (["a", "b", "--out", "x", "--dtype", "int4"], "`dtype`"),
-        (["a", "none", "--out", "x"], "`none` is no model"),
+        (["a", "none", "--out", "x"], "`none` is not a model"),
         (["a", "b", "--conflicts", "page.html"], "--conflicts: compares task vectors of whole models; name the model"),
         (["none.yaml", "--out", "x"], "none.yaml"),
         (["none.yaml", "a", "--out", "x"], "a recipe names models, method, base and weights itself"),

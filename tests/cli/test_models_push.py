@@ -103,7 +103,7 @@ def test_mistakes_are_one_line_before_any_work(
     def mistake(*arguments: object) -> str:
         return str(posttrain("models", "push", *arguments, "-w", finished_copy).mistake)
 
-    assert mistake("champion", "support") == "support: is no name of a repository; write OWNER/NAME"
+    assert mistake("champion", "support") == "support: is not the name of a repository; write OWNER/NAME"
     assert mistake("nothing", "me/support").startswith("nothing here is called `nothing`; ")
     sign_in = "me/support: nobody is signed in to the Hub; hf auth login, or set HF_TOKEN"
     assert mistake("champion", "me/support") == sign_in

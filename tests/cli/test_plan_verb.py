@@ -229,7 +229,7 @@ def test_a_plan_for_this_machine(posttrain: Call) -> None:
     ("options", "message"),
     [
         ((), "no model is named"),
-        (("--model", "nothing/here/at/all"), "is no model"),
+        (("--model", "nothing/here/at/all"), "is not a model"),
         (("--model", "nobody/nothing-of-this-name"), "no config can be read"),
         (("--model", "tiny", "--set", "train.recompute=some"), "recompute"),
         (("--model", "tiny", "--device", "abacus"), "no device `abacus`"),

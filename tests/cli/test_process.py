@@ -1,4 +1,4 @@
-"""Signals, standard streams that refuse, and paths that are no files: one line and an exit code, no traceback."""
+"""Signals, standard streams that refuse, and paths that are not files: one line and an exit code, no traceback."""
 
 import json
 import logging

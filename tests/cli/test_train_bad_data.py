@@ -99,7 +99,9 @@ def test_a_template_with_an_unknown_end_token_is_refused(tiny_model: Path, tmp_p
     data = write(tmp_path / "data.jsonl", GOOD)
     for options in (("--out", tmp_path / "out"), ("--inspect", "1")):
         outcome = posttrain("train", "--model", model, "--data", data, *options)
-        assert "the chat template ends turns with `<|im_end|>`, which is no token of the tokenizer" in outcome.mistake
+        assert (
+            "the chat template ends turns with `<|im_end|>`, which is not a token of the tokenizer" in outcome.mistake
+        )
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(

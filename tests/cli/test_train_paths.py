@@ -69,7 +69,7 @@ def test_files_are_searched_only_in_the_configs_folder(two_folders: Path, posttr
         ("labels.txt", "task.labels: no such file: labels.txt"),
         ("data.jsonl", "conf/data.jsonl: there is no such file"),
         ("teacher", "train.objective.teacher: no folder `teacher`"),
-        ("student", "model: `student` is no model"),
+        ("student", "model: `student` is not a model"),
     ):
         (two_folders / "conf" / name).rename(two_folders / "conf" / "away")
         assert message in posttrain("train", "--config", "../conf/config.yaml", "--out", "out").mistake

@@ -180,7 +180,7 @@ def test_changed_settings_are_refused_by_name(answers: Path, tmp_path: Path, pos
         (("--objective", "dpo"), "it is not a pair of a chosen and a rejected answer"),
         (("--set", "train.max_length=8"), "its answer leaves no room for its prompt in 8 tokens"),
         (("--set", "train.schedule.warmup=99"), "99 warm-up steps are more than the 6 of the training"),
-        (("--model", "nothing/here/at/all"), "is no model"),
+        (("--model", "nothing/here/at/all"), "is not a model"),
         (("--data", "nowhere.jsonl"), "there is no such file"),
     ],
 )
@@ -207,7 +207,7 @@ def test_a_nan_loss_is_null_in_the_summary(
     assert outcome.out.startswith("6 steps, loss no number to no number\n")
 
     def refuse(name: str) -> None:
-        raise ValueError(f"{name} is no JSON")
+        raise ValueError(f"{name} is not JSON")
 
     summary = json.loads((tmp_path / "out" / "summary.json").read_bytes(), parse_constant=refuse)
     assert (summary["first_loss"], summary["last_loss"]) == (None, None)
@@ -227,5 +227,5 @@ def test_a_folder_with_other_files_is_refused(answers: Path, tmp_path: Path, pos
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious").touch()
     outcome = posttrain("train", *SMALL, "--data", answers, "--out", tmp_path / "out")
-    assert "is there and is no training" in outcome.mistake
+    assert "is there and is not a training" in outcome.mistake
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["precious"]

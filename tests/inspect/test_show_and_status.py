@@ -30,7 +30,7 @@ def test_the_status_has_rounds_champion_and_times(finished_loop: Any) -> None:
     assert [entry["labels"] for entry in state["rounds"]] == [0, 12, 24]
     assert [entry["decision"] for entry in state["rounds"]] == ["baseline", "deploy", "deploy"]
     counts = [entry["batch"] and entry["batch"]["sentence"] for entry in state["rounds"]]
-    assert counts == [None, "12 asked: 12 learned", "12 asked: 12 learned"]
+    assert counts == [None, "12 asked: 12 used", "12 asked: 12 used"]
     assert state["rollback"] is None
     for entry in state["rounds"]:
         assert entry["seconds"] > 0

@@ -30,7 +30,7 @@ class EngineContract:
         assert list(engine.map(operator.neg, [])) == []
 
     def test_an_error_of_a_worker_is_raised_unchanged(self, engine: Engine) -> None:
-        with pytest.raises(UserError, match=r"^--version: `two` is no semantic version; such as 2\.3\.1$") as error:
+        with pytest.raises(UserError, match=r"^--version: `two` is not a semantic version; such as 2\.3\.1$") as error:
             list(engine.map(parse_version, ["1.0.0", "two", "three", "4.0.0"]))
         assert error.value.where == "--version"
         assert list(engine.map(operator.neg, [5])) == [-5], "the engine stays usable"

@@ -68,7 +68,7 @@ class QueueContract(QueueFixtures):
         with pytest.raises(Conflict, match="others are answering this item"):
             q.answer(task.item, "anna", "card")
         q.give_back(task.item, "ben")
-        # Nobody else has it: the late answer is no loss.
+        # Nobody else has it: the late answer is not a loss.
         assert q.answer(task.item, "anna", "card").status == "done"
         with pytest.raises(Conflict, match="decided meanwhile"):
             q.answer(task.item, "ben", "card")
@@ -237,7 +237,7 @@ class QueueContract(QueueFixtures):
         while shown is not None:
             clock.forward(0.01)
             ahead = q.next("anna", besides=[shown.item])
-            # Asked again, after a lost reply or by a page that is loaded anew: the same two, the oldest first.
+            # Asked again, after a lost reply or by a page that is loaded again: the same two, the oldest first.
             assert q.next("anna", besides=[shown.item]) == ahead
             assert q.next("anna").item == shown.item  # type: ignore[union-attr]
             seen.append(shown.item)

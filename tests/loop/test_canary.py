@@ -282,7 +282,7 @@ def test_only_one_canary_runs(store: Workspace, config: Config, model: dict[str,
 
 
 def test_what_cannot_be_a_canary_is_refused(store: Workspace, config: Config, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no model"):
+    with pytest.raises(UserError, match="is not a model"):
         begin(store, config, "model-0000000000000000")
 
     def work(out: Path, scratch: Path) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def test_a_promotion_is_recorded_and_changes_the_champion(store: Workspace, mode
     assert (deployment.reason, deployment.hook) == ("better", "none")
     assert registry.champion == deployment
     assert champion_name(store) == A
-    assert registry.promote(model[A], round=4) == deployment, "promoting the champion again is no second deployment"
+    assert registry.promote(model[A], round=4) == deployment, "promoting the champion again is not a second deployment"
     registry.promote(model[B], round=4)
     assert champion_name(store) == B
 
@@ -71,7 +71,7 @@ def test_only_models_can_be_promoted(store: Workspace, model: dict[str, str]) ->
         store, "x", 1, kind="dataset", inputs={}, config={}, seed=0, round=None, work=lambda out, scratch: {}
     )
     for id in ("model-0000000000000000", other.id):
-        with pytest.raises(UserError, match=f"`{id}` is no model of this workspace"):
+        with pytest.raises(UserError, match=f"`{id}` is not a model of this workspace"):
             registry.promote(id, round=None)
     assert registry.champion is None
     assert not store.champion_path.exists()
@@ -106,7 +106,7 @@ def test_the_error_about_a_damaged_champion_suggests_a_rollback(store: Workspace
         ("aba<", "b"),
         ("aab<", "a"),
         ("ab<b<", "a"),
-        ("abB<", "a"),  # the champion itself is no change, so that the promotion is still the last one
+        ("abB<", "a"),  # the champion itself is not a change, so that the promotion is still the last one
     ],
 )
 def test_a_rollback_undoes_the_last_promotion_once(

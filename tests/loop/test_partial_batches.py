@@ -76,7 +76,7 @@ def test_a_partial_round_accounts_for_every_record(waiting: Any, truth: dict[str
     # For this round alone: the next one waits for its own batch.
     assert "labels for round 2: fill" in loop.run(partial=True)
     state = state_of(loop, 1)
-    expected = BatchCounts(asked=12, answered=7, skipped=2, left=3, learned=7, skips={"cannot tell": 2})
+    expected = BatchCounts(asked=12, answered=7, skipped=2, left=3, used=7, skips={"cannot tell": 2})
     assert batch_counts(state) == expected
     assert state.labels == state.labels_new == 7
     reasons = read_unlabelled(loop.store, state.id("labelled"))
@@ -122,7 +122,7 @@ def test_a_kill_changes_nothing(waiting: Any, truth: dict[str, str], monkeypatch
             patch.setattr(owner, name, kill)
             with pytest.raises(Killed):
                 killed.run(partial=True)
-    # The batch is closed since the second kill: to go on needs no option any more.
+    # The batch is closed since the second kill: to continue needs no option any more.
     assert "labels for round 2" in killed.run()
     for number in (1, 2):
         first, second = state_of(whole, number), state_of(killed, number)
@@ -144,7 +144,7 @@ def test_a_batch_that_is_skipped_as_a_whole_makes_way_for_another(waiting: Any, 
     fill(loop.root, truth, labels=12, skips=0, name="round-1-2")
     loop.run(until="dataset")
     counts = batch_counts(state_of(loop, 1))
-    assert counts == BatchCounts(asked=12, answered=12, learned=12)
+    assert counts == BatchCounts(asked=12, answered=12, used=12)
 
 
 def test_an_item_that_everybody_skips_holds_the_round_no_longer_than_people_want(
@@ -160,7 +160,7 @@ def test_an_item_that_everybody_skips_holds_the_round_no_longer_than_people_want
         queue.answer(task.item, "anna", truth[task.content["prompt"][-1]["content"]])
     assert loop.run().endswith("run again; or continue without the rest: posttrain run --partial")
     loop.run(partial=True, until="dataset")
-    assert batch_counts(state_of(loop, 1)) == BatchCounts(asked=12, answered=11, left=1, learned=11)
+    assert batch_counts(state_of(loop, 1)) == BatchCounts(asked=12, answered=11, left=1, used=11)
 
 
 def test_rejected_labels_and_duplicates_add_up(small: Any, waiting: Any, truth: dict[str, str]) -> None:
@@ -176,6 +176,6 @@ def test_rejected_labels_and_duplicates_add_up(small: Any, waiting: Any, truth: 
     state = state_of(loop, 1)
     counts = batch_counts(state)
     assert counts is not None
-    assert (counts.asked, counts.answered, counts.learned, counts.duplicates) == (12, 12, 10, 1)
+    assert (counts.asked, counts.answered, counts.used, counts.duplicates) == (12, 12, 10, 1)
     assert list(counts.rejected.values()) == [1]
-    assert counts.sentence.startswith("12 asked: 10 learned, 1 duplicates, 1 rejected (")
+    assert counts.sentence.startswith("12 asked: 10 used, 1 duplicates, 1 rejected (")

@@ -234,7 +234,7 @@ def test_a_sentence_model_that_cannot_be_used_stops_no_round(
     folder = tmp_path / "embedder"
     loop = begun_loop(label={"per_round": 12, "embedder": str(folder)})
     loop.run(1, until="evaluate")
-    assert "is no embedder" in status(loop.store, load_config(loop.root))["rounds"][1]["latest"]["evaluate"][0]
+    assert "is not an embedder" in status(loop.store, load_config(loop.root))["rounds"][1]["latest"]["evaluate"][0]
     folder.mkdir()
     for file in ("config.json", "model.safetensors"):
         (folder / file).write_text('{"model_type": "bert"}')

@@ -76,7 +76,7 @@ def test_a_package_publishes_a_stage_under_a_short_name(monkeypatch: pytest.Monk
         (["my_round:Count", "my_round:Count"], "the round has a stage `count` already"),
         (["evaluate"], "the round has a stage `evaluate` already"),
         (["evalaute"], "there is no stage `evalaute`.*`evaluate`"),
-        (["my_round:NUMBER"], "`my_round:NUMBER` is no stage"),
+        (["my_round:NUMBER"], "`my_round:NUMBER` is not a stage"),
         (["my_round:Unfinished"], "`my_round:Unfinished` does not define run"),
         (["my_round:Absent"], "module `my_round` has no `Absent`"),
         (["no_such_module:Stage"], "cannot import `no_such_module`"),

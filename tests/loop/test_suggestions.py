@@ -159,7 +159,7 @@ def test_people_get_the_rest_and_do_not_see_what_they_check(small: Any, suggesti
     open_rows = [row for row in rows.values() if not row["accepted"] or row["checked"]]
     assert 0 < len(open_rows) < 20
     assert f"({len(open_rows)} records)" in waits
-    # As long as people label, nothing is suggested anew.
+    # As long as people label, nothing is suggested again.
     runs = len(loop.metadata.runs(stage="suggest"))
     loop.run()
     assert len(loop.metadata.runs(stage="suggest")) == runs

@@ -56,7 +56,7 @@ def test_a_teacher_is_identified_by_its_content(
     [
         (None, "train.objective.teacher: distillation needs a teacher"),
         ("nowhere", "train.objective.teacher: no folder `nowhere`"),
-        (".", "is no model: it holds no config.json"),
+        (".", "is not a model: it holds no config.json"),
     ],
 )
 def test_a_missing_teacher_is_refused_before_any_work(small: Any, teacher: str | None, message: str) -> None:

@@ -120,7 +120,7 @@ def test_a_round_tunes_ranks_by_patterns(begun_loop: Callable[..., Any], engine:
     loop = begun_loop(rounds=1, tune={**TUNE, "space": space, "engine": engine}, train=train)
     loop.run(until="train")
     result = tuning(loop, 1)
-    # A pattern that the config lacks has the rank of the rest, which is no point of this space.
+    # A pattern that the config lacks has the rank of the rest, which is not a point of this space.
     assert result.before == {attention: 4, feed_forward: 8} == result.configured
     assert result.trials == 3
     assert result.value is not None
@@ -182,7 +182,7 @@ def test_settings_stay_where_nothing_is_better(small: Any, begun_loop: Callable[
     assert trained_with(loop, 1)["learning_rate"] == 4e-3
     best = loop.store.artifacts.path(loop.metadata.rounds()[1].detail["outputs"]["tune"]) / "best.yaml"
     assert yaml.safe_load(best.read_text()) == {RATE: 4e-3}
-    # A key that the user sets anew counts for more than what was tuned.
+    # A key that the user sets again counts for more than what was tuned.
     small.configure(loop.root, rounds=2, tune={**TUNE, "space": space}, train={**train, "learning_rate": 2e-3})
     loop.run(until="train")
     assert trained_with(loop, 2)["learning_rate"] == 2e-3

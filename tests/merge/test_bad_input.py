@@ -93,14 +93,14 @@ def test_damaged_folders(make_model: Any, assert_refused: AssertRefused, tmp_pat
     (model / "config.json").write_text("[]")
     assert_refused("config.json cannot be read", [model])
     (model / "config.json").unlink()
-    assert_refused("is no model: it holds no config.json", [model])
+    assert_refused("is not a model: it holds no config.json", [model])
     (model / "config.json").write_text(config)
     tokenizer = (model / "tokenizer.json").read_text()
     for damaged in (tokenizer[: len(tokenizer) // 2], "[]", '{"model": {"vocab": {"a": "b"}}}'):
         (model / "tokenizer.json").write_text(damaged)
         assert_refused("tokenizer.json: is damaged: it holds no vocabulary", [model])
     (model / "tokenizer.json").write_text(tokenizer)
-    assert_refused("nowhere` is no model", [model, tmp_path / "nowhere"])
+    assert_refused("nowhere` is not a model", [model, tmp_path / "nowhere"])
     merge([model], tmp_path / "out")  # mended
 
 

@@ -91,7 +91,7 @@ def test_a_model_in_the_hubs_cache(
     expected = _mean(read_weights, repository / "snapshots" / commit, other)
     assert all(torch.equal(value, expected[name].bfloat16()) for name, value in read_weights(tmp_path / "out").items())
     assert commit in json.loads((tmp_path / "out" / MERGE_FILE).read_text())["models"]["somebody/model"]
-    with pytest.raises(UserError, match="`nobody/model` is no folder, and the Hub does not give it"):
+    with pytest.raises(UserError, match="`nobody/model` is not a folder, and the Hub does not give it"):
         merge(["nobody/model", other], tmp_path / "none")
 
 

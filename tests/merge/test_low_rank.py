@@ -62,7 +62,7 @@ def test_a_matrix_of_low_rank_comes_back_at_that_rank(draw: Draw) -> None:
     result = truncated_svd(matrix.clone(), 32, 0.999999, 0)
     assert result.rank == 4
     assert torch.allclose(result.up @ result.down, matrix, atol=1e-6)
-    # Balanced, so that training can go on with either factor.
+    # Balanced, so that training can continue with either factor.
     assert torch.allclose(result.up.norm(dim=0), result.down.norm(dim=1), rtol=1e-4)
 
 

@@ -122,7 +122,7 @@ def test_a_disk_that_refuses(
 
     def call(*arguments: Any, **options: Any) -> Any:
         nonlocal calls
-        calls += not (name == "mkdir" and Path(arguments[0]).is_dir())  # an error for one that exists is no error
+        calls += not (name == "mkdir" and Path(arguments[0]).is_dir())  # an error for one that exists is not an error
         if calls == refused:
             raise OSError(code, os.strerror(code))
         return original(*arguments, **options)

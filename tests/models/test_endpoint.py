@@ -15,10 +15,10 @@ def turns(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-def open_endpoint(endpoint: Any, folder: Path, anew: bool = True, **settings: Any) -> Endpoint:
+def open_endpoint(endpoint: Any, folder: Path, again: bool = True, **settings: Any) -> Endpoint:
     how = {name: settings.pop(name) for name in ("timeout", "retries", "concurrency") if name in settings}
     config = EndpointConfig(base_url=endpoint.url, model="m", **settings)
-    opened = Endpoint(config, ReplyCache(folder), anew=anew)
+    opened = Endpoint(config, ReplyCache(folder), again=again)
     for name, value in how.items():
         setattr(opened, name, value)
     return opened
@@ -107,7 +107,7 @@ def test_equal_prompts_get_separate_replies_unless_anew_is_false(endpoint: Any, 
     generate([turns("a"), turns("a")])
     generate([turns("a")])
     assert len(endpoint.requests) == 3
-    generate_once = open_endpoint(endpoint, tmp_path, anew=False)
+    generate_once = open_endpoint(endpoint, tmp_path, again=False)
     generate_once([turns("a")])
     generate_once([turns("a")])
     assert len(endpoint.requests) == 3

@@ -164,7 +164,7 @@ def test_a_missing_model_is_a_one_line_error(tmp_path: Path, copy: Path) -> None
     expect_one_line(lambda: locate("empty", tmp_path), "no config.json", "empty")
     expect_one_line(lambda: locate("", tmp_path), "model")
     assert locate("HuggingFaceTB/SmolLM2-135M-Instruct", tmp_path) == "HuggingFaceTB/SmolLM2-135M-Instruct"
-    expect_one_line(lambda: fetch("nobody/no-such-model", tmp_path / "x"), "nobody/no-such-model", "is no folder")
+    expect_one_line(lambda: fetch("nobody/no-such-model", tmp_path / "x"), "nobody/no-such-model", "is not a folder")
 
 
 @pytest.mark.parametrize(

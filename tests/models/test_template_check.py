@@ -58,7 +58,7 @@ def make_chat() -> MakeChat:
         ("{% for i in range(99999) %}0123456789{% endfor %}", "more than 500,000 characters for a short conversation"),
         ("x" * 1_000_001, "has 1,000,001 characters"),
         (SOUND + "{{ raise_exception('\x1b[31mred\n\nlines') }}", "TemplateError: \ufffd[31mred lines"),
-        (SOUND + "{{ '\\ud800' }}", "writes text that is no Unicode"),
+        (SOUND + "{{ '\\ud800' }}", "writes text that is not Unicode"),
         ({"tool_use": SOUND}, "cannot be used"),
         (7, "cannot be used"),
     ],

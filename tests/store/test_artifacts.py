@@ -201,7 +201,7 @@ class TestMemoryArtifacts(RemoteContract):
         ("s3://", "not an artifact URL"),
         ("file://", "not an artifact URL"),
         ("no_such_module:Store", "cannot import `no_such_module`"),
-        ("json:JSONEncoder://bucket", "`json:JSONEncoder` is no artifact store; derive it from posttrain"),
+        ("json:JSONEncoder://bucket", "`json:JSONEncoder` is not an artifact store; derive it from posttrain"),
     ],
 )
 def test_an_invalid_url_raises(tmp_path: Path, url: str, message: str) -> None:

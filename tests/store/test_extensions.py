@@ -60,7 +60,7 @@ def test_an_unknown_name_raises_and_suggests_the_nearest(shapes: Registry[Any]) 
     ("name", "message"),
     [
         ("lost", "shape lost: cannot import `no_such_package`"),
-        ("number", "shape number: `other_package:number` is no shape; derive it from builtins.dict"),
+        ("number", "shape number: `other_package:number` is not a shape; derive it from builtins.dict"),
         ("other_package:Circle", "shape other_package:Circle: module `other_package` has no `Circle`; add it to "),
         ("other_package:Half", "shape other_package:Half: `other_package:Half` does not define area, sides; define it"),
     ],

@@ -75,7 +75,7 @@ def test_the_rebuilt_database_has_all_rows(filled: tuple[Path, dict[str, Any]], 
         assert {row.id: row.meta["n"] for row in workspace.metadata.artifacts()}.keys() == set(
             workspace.artifacts.ids()
         )
-        # It goes on where it was.
+        # It continues where it was.
         assert workspace.metadata.add_deployment(next(iter(rows["artifacts"]))[0], round=None, action="promote").id == 4
         fill(workspace)
         assert verify_database(workspace.metadata, Journal(workspace.home / JOURNAL)) == []

@@ -1,4 +1,4 @@
-"""Paths that no file can have, and what is no file, are refused before anything opens them."""
+"""Paths that no file can have, and what is not a file, are refused before anything opens them."""
 
 import os
 import socket

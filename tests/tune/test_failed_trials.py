@@ -1,4 +1,4 @@
-"""Trials that fail, and studies that cannot go on: each says why, and loses nothing else."""
+"""Trials that fail, and studies that cannot continue: each says why, and loses nothing else."""
 
 import math
 from pathlib import Path

@@ -146,7 +146,7 @@ def test_a_folder_that_a_kill_has_left_is_removed(tmp_path: Path) -> None:
 
 
 def check_folders(result: TuneResult, folder: Path) -> None:
-    """The folders of the best trial and of those that may go on are kept."""
+    """The folders of the best trial and of those that may continue are kept."""
     kept = {int(path.name) for path in (folder / "trials").iterdir() if path.name.isdigit()}
     assert result.best is not None
     assert kept == {trial.number for trial in result.trials if not trial.ended} | {result.best.number}
@@ -274,7 +274,7 @@ def test_initial_points_are_tried_first(tmp_path: Path) -> None:
     result = minimize(quadratic, SPACE, budget="3 trials", initial=[best, {**best, "x": 0.9}], out=tmp_path / "study")
     assert [dict(trial.settings) for trial in result.trials[:2]] == [best, {**best, "x": 0.9}]
     assert (result.value, dict(result.settings)) == (0, best)
-    # They have been tried by the time that the study goes on: it needs no points any more.
+    # They have been tried by the time that the study continues: it needs no points any more.
     again = minimize(quadratic, SPACE, budget="4 trials", out=tmp_path / "study")
     assert comparable(again.trials[:3]) == comparable(result.trials)
     with pytest.raises(UserError, match="x: 2, depth: 5, kind: b} is not a point of the space"):
@@ -336,7 +336,7 @@ def test_the_best_of_paused_trials_is_written(tmp_path: Path, caplog: pytest.Log
 
 
 def test_warnings_about_the_space_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    space = {"rate": Float(1e-6, 1.0)}  # an end at 1 is no edge
+    space = {"rate": Float(1e-6, 1.0)}  # an end at 1 is not an edge
     with caplog.at_level("WARNING", "posttrain"):
         minimize(lambda trial: -trial["rate"], space, budget=4, initial=[{"rate": 1.0}])
     (linear,) = caplog.messages

@@ -54,10 +54,10 @@ CURVES = {
 
 def test_a_population_of_four() -> None:
     run = SchedulerRun(Pbt(3, population=4), 6, value=lambda number, step: CURVES[number][step]).run()
-    # After step 1 the worst, 0, goes on as 4 from the best, 1; after step 2 the worst, 3, as 5 from the best, 4.
+    # After step 1 the worst, 0, continues as 4 from the best, 1; after step 2 the worst, 3, as 5 from the best, 4.
     assert run.forks == {4: Fork(parent=1, step=1, replaces=0), 5: Fork(parent=4, step=2, replaces=3)}
     first = [(0, 1), (1, 1), (2, 1), (3, 1)]
-    # The child comes first: the checkpoint of its parent is that of step 1 until the parent goes on.
+    # The child comes first: the checkpoint of its parent is that of step 1 until the parent continues.
     assert jobs(run) == [*first, (4, 2), (1, 2), (2, 2), (3, 2), (5, 3), (4, 3), (1, 3), (2, 3)]
     assert run.finished == {1, 2, 4, 5}
 

@@ -232,7 +232,7 @@ def test_points_come_first_and_the_sampler_skips_nothing(name: str) -> None:
     trials = search(InitialPoints(make_sampler(name, PLANE, 3), points), 11)
     assert [trial.drawn for trial in trials[:2]] == points
     alone = [trial.drawn for trial in search(make_sampler(name, PLANE, 3), 11)]
-    # A random trial hangs on its own number; a grid and a sequence go on from their own last point.
+    # A random trial depends on its own number; a grid and a sequence continue from their own last point.
     assert [trial.drawn for trial in trials[2:]] == (alone[2:] if name == "random" else alone[:9])
 
 

@@ -126,7 +126,7 @@ def test_hyperband_runs_its_brackets_in_turn() -> None:
 
 def test_an_unfinished_rung_is_closed_by_the_budget() -> None:
     run = SchedulerRun(SuccessiveHalving(max_resource=9), 6, value=lambda number, step: float(number)).run()
-    # Six of nine trials: two of three go on, and one of these.
+    # Six of nine trials: two of three continue, and one of these.
     assert jobs(run)[6:] == [(0, 3), (1, 3), (0, 9)]
 
 

@@ -146,7 +146,7 @@ def test_a_study_is_kept_with_its_task_and_found_again(tmp_path: Path) -> None:
     assert dict(result.trials[0].settings) == dict(best.settings)
     kept = json.loads((tmp_path / "next" / "warm_start.json").read_text())
     assert kept["sentences"] == ["starts from 3 settings of first (distance 0, 12 trials)"]
-    # A larger budget goes on with the same, though there are more studies now.
+    # A larger budget continues with the same, though there are more studies now.
     minimize(bowl(0.1, 0.1), SQUARE, budget=12, out=tmp_path / "third", **arguments)
     more = minimize(bowl(0.3, 0.6), SQUARE, budget=12, out=tmp_path / "next", warm_start=tmp_path, **arguments)
     assert more.trials[:10] == result.trials

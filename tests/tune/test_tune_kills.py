@@ -1,4 +1,4 @@
-"""``kill -9`` the driver or a worker at any moment: the same call goes on, and no trial is lost or doubled."""
+"""``kill -9`` the driver or a worker at any moment: the same call continues, and no trial is lost or doubled."""
 
 import json
 import os

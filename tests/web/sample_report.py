@@ -133,7 +133,7 @@ def sample_round(
         ]
         interval = {name: gain[name] for name in ("difference", "low", "high", "n")}
         decision |= {"id": "decision-1", "rules": rules, "intervals": {gain["metric"]: interval}}
-    counts = BatchCounts(asked=new, answered=new, learned=new).to_json()
+    counts = BatchCounts(asked=new, answered=new, used=new).to_json()
     results = {"dataset": counts} if new else {}
     return RoundState(candidate=f"model-{number}", labels=labels, metrics=metrics, decision=decision, results=results)
 

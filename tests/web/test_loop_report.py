@@ -110,8 +110,8 @@ def test_rounds_and_labels_are_counted_as_everywhere(reported_loop: ReportedLoop
     assert "<title>workspace: 2 rounds, rolled back</title>" in page
     tiles = {name: (value, remark) for value, name, remark in headline(reported_loop.report)}
     assert tiles["rounds done"][0] == "2 / 2"
-    assert tiles["labels learned"] == ("40", "of 40 asked")
-    assert page.count("20 asked: 20 learned.") == 2
+    assert tiles["labels used"] == ("40", "of 40 asked")
+    assert page.count("20 asked: 20 used.") == 2
 
 
 def test_the_headline_says_who_rolled_back(reported_loop: ReportedLoop) -> None:

@@ -30,7 +30,7 @@ from posttrain.web.translations import LINES, Translator
 PACKAGE = Path(posttrain.__file__).parent
 CHINESE = Translator("zh")
 ERRORS = {"UserError", "Conflict", "NotFound", "RequestRejected"}
-# What people meet on the pages; errors of programs, such as a body that is no JSON, stay English.
+# What people meet on the pages; errors of programs, such as a body that is not JSON, stay English.
 MODULES = (
     *(f"label/{name}.py" for name in ("accounts", "tokens", "answer_kinds", "queue", "queue_leases", "queue_review")),
     *(f"web/{name}.py" for name in ("access", "loop_pages", "api/labelling", "api/loop", "api/people", "api/review")),

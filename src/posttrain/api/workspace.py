@@ -27,7 +27,7 @@ class Workspace:
     """The loop of a folder with a ``posttrain.yaml``; each method does what the verb of its name does.
 
     Nothing is held open between two calls: a notebook, the command line and ``posttrain serve`` may use one workspace
-    side by side, and each call reads the config anew.
+    side by side, and each call reads the config again.
 
     Args:
         path: the workspace's folder.
@@ -79,7 +79,7 @@ class Workspace:
             rounds: number of the last round; ``rounds`` of the config by default.
             until: the stage of the round in progress to stop after.
             urgent: True to set ``urgent`` to 1 in the triggers.
-            partial: True to go on with the labels that are there.
+            partial: True to continue with the labels that are there.
 
         Returns:
             What the loop waits for, such as labels (`batch` and `label` read and answer them); None if it is done.
@@ -168,7 +168,7 @@ class Workspace:
                 label is ``a``, ``b`` or ``tie``.
 
         Returns:
-            The number of labels that are in, and of records in the batch; once all are in, `run` goes on.
+            The number of labels that are in, and of records in the batch; once all are in, `run` continues.
 
         Raises:
             UserError: no round waits for labels, an id is not in the batch, or a label is not in the label set; nothing
@@ -229,7 +229,7 @@ def _by_id(answers: Any) -> dict[Any, Any]:
     for index, answer in enumerate(answers):
         where = f"labels[{index}]"
         if not isinstance(answer, Mapping) or "id" not in answer or "label" not in answer:
-            raise UserError("is no dictionary with `id` and `label`", where=where)
+            raise UserError("is not a dictionary with `id` and `label`", where=where)
         if answer["id"] in labels:
             raise UserError(f"record {answer['id']} has a label already", where=where)
         labels[answer["id"]] = answer["label"]

@@ -70,7 +70,7 @@ def import_(
     ] = None,
     kind: Annotated[str | None, typer.Option(help="Kind of the answers; seen from the file by default.")] = None,
     question: Annotated[str | None, typer.Option(help="Which of the file's questions, if it has several.")] = None,
-    field: Annotated[str | None, typer.Option(help="Which of the file's texts is to be labelled.")] = None,
+    field: Annotated[str | None, typer.Option(help="Which of the file's texts to label.")] = None,
     annotator: Annotated[
         str | None, typer.Option(help="Who answered, in a file that does not say; its name by default.")
     ] = None,

@@ -149,7 +149,9 @@ def _share_of(text: str) -> float:
     except ValueError:
         share = math.nan
     if not 0 < share < 1:
-        raise UserError(f"`{text}` is no share", where="--canary", fix="a share above 0% and below 100%, such as 10%")
+        raise UserError(
+            f"`{text}` is not a share", where="--canary", fix="a share above 0% and below 100%, such as 10%"
+        )
     return share
 
 

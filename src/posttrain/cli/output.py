@@ -38,7 +38,7 @@ _PREVIEW_WIDTH = 60
 
 def print_line(text: str) -> None:
     """Prints a text as it is."""
-    # Brackets in a record are no markup, and a path that is broken over lines cannot be copied.
+    # Brackets in a record are not markup, and a path that is broken over lines cannot be copied.
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -27,7 +27,8 @@ def run(
     watch: Annotated[
         bool,
         typer.Option(
-            "--watch", help="Watch for answers, files, feedback, triggers and the schedule, and go on; a line an event."
+            "--watch",
+            help="Watch for answers, files, feedback, triggers and the schedule, and continue; a line an event.",
         ),
     ] = False,
 ) -> None:
@@ -38,7 +39,7 @@ def run(
 
     if watch:
         if until or baseline:
-            raise UserError("one run stops or compares, and a watcher goes on", where="--watch", fix="leave out one")
+            raise UserError("one run stops or compares, and a watcher continues", where="--watch", fix="leave out one")
         _watch(workspace, rounds, urgent, partial_batch)
         return
     with loop_session(workspace) as (store, config):

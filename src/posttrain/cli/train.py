@@ -86,7 +86,7 @@ def train(
         print_examples(settings, source, records.slice(0, inspect))
         return
     if out is None:
-        raise UserError("say where the model is to be written", where="--out")
+        raise UserError("say where to write the model", where="--out")
     if autotune:
         _tune(out, settings, records, partial(fetch_once, source), autotune_seconds or 300.0)
         return
@@ -160,9 +160,9 @@ def print_examples(config: TrainJobConfig, source: str, records: pa.Table) -> No
     encode(encoder, records, limit, shape)
     whole, _ = encode(encoder, records, max(limit, 1 << 30), shape)
     for number, (unit, record) in enumerate(zip(whole, records["id"].to_pylist(), strict=True), 1):
-        learned = supervised_unit(config.train, unit)
+        supervised = supervised_unit(config.train, unit)
         sides = ("chosen", "rejected") if shape == "pair" else ("",)
-        for side, sequence, before in zip(sides, learned, unit, strict=True):
+        for side, sequence, before in zip(sides, supervised, unit, strict=True):
             title = f"{number} {side}".rstrip()
             use = result or f"{sum(sequence.supervised)} trained"
             console.rule(f"{title}  {record}  {len(sequence.ids)} tokens, {use}", align="left")

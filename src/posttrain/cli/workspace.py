@@ -134,5 +134,5 @@ def open_version(store: "Workspace", text: str) -> "Version":
             raise UserError(error.what, fix="posttrain data list" if unknown else error.fix) from None
     row = store.metadata.artifact(id)
     if row is None or row.kind != "dataset":
-        raise UserError(f"`{text}` is no dataset version", fix="posttrain data list")
+        raise UserError(f"`{text}` is not a dataset version", fix="posttrain data list")
     return Version.open(store.artifacts, id)

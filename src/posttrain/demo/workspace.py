@@ -146,7 +146,7 @@ def _size_to_machine(minutes: float, texts: list[str]) -> dict[str, Any]:
 
 
 def _read_sizes(config: bytes) -> dict[str, Any] | None:
-    """Reads what `_size_to_machine` chose back from a config; None if it is no demo's."""
+    """Reads what `_size_to_machine` chose back from a config; None if it is not a demo's."""
     try:
         values = yaml.safe_load(config)
         return {

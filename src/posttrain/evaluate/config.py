@@ -44,7 +44,7 @@ class SuiteConfig(Section):
             if is_set != (self.scorer == scorer):
                 raise ValueError(f"scorer {scorer} and `{option}` go together: set both or neither")
         if self.function is not None and not re.fullmatch(r"[\w.]+:\w+", self.function):
-            raise ValueError(f"`{self.function}` is no dotted path; write package.module:function")
+            raise ValueError(f"`{self.function}` is not a dotted path; write package.module:function")
         return self
 
 

@@ -46,7 +46,7 @@ def per_class(expected: Sequence[str], predicted: Sequence[Label]) -> list[Class
         expected: N labels.
         predicted: N labels; None counts against recall and for no class.
     """
-    # None, an answer outside the label set, is no class: it lowers the recall of the class expected.
+    # None, an answer outside the label set, is not a class: it lowers the recall of the class expected.
     support, answered = Counter(expected), Counter(label for label in predicted if label is not None)
     correct = Counter(want for want, got in zip(expected, predicted, strict=True) if want == got)
     return [

@@ -9,7 +9,7 @@ theorem 1 and equation 3; for equal shares R. J. Turner, A. Ly and P. D. Grünwa
 sequential k-sample tests that allow for optional stopping (2024), equation 2.
 
 A product of such factors exceeds 1 / alpha at any time at all with a probability of at most alpha (J. Ville, 1939). So
-the error is bounded exactly, for any number of outcomes, and whoever looks after each of them may stop at once. The
+the error is bounded exactly, for any number of outcomes, and one may look after each of them and stop at once. The
 outcomes of an arm are assumed to be independent and equally often good; arms may report at any time, in any order.
 """
 

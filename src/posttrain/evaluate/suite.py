@@ -123,7 +123,7 @@ def run_suite(
         values["macro_f1"] = metrics.macro_f1(rows)
     values |= scored.metrics
     for metric in sorted(names):
-        # NaN is no JSON, and a rule over a metric that is missing would hold for no candidate.
+        # NaN is not JSON, and a rule over a metric that is missing would hold for no candidate.
         if not math.isfinite(values.get(metric, math.nan)):
             raise UserError(
                 f"scorer `{kind}` gives no finite number for its metric `{metric}`", where=f"{where}.scorer"
@@ -234,7 +234,7 @@ def write_evaluation(folder: Path, results: Mapping[str, SuiteResult]) -> None:
         }
         for name, result in results.items()
     ]
-    # NaN is refused: it is no JSON, and a rule of the gate could not compare it.
+    # NaN is refused: it is not JSON, and a rule of the gate could not compare it.
     text = json.dumps({"suites": suites}, indent=1, ensure_ascii=False, allow_nan=False)
     (folder / _METRICS_FILE).write_text(text + "\n", encoding="utf-8")
     for name, result in results.items():

@@ -117,7 +117,7 @@ def _judge(lm: LanguageModel, records: pa.Table, suite: SuiteConfig, name: str) 
     rows = {row["id"]: row for row in records.to_pylist()}
 
     def judge(originals: Sequence[LabelledPrompt], prompts: Sequence[Turns]) -> JudgedAnswers:
-        # Numbered anew: one record stands for many changed prompts, and a suite needs distinct ids.
+        # Numbered again: one record stands for many changed prompts, and a suite needs distinct ids.
         changed = [
             {**rows[record.id], "id": str(number), "prompt": prompt, "text": None}
             for number, (record, prompt) in enumerate(zip(originals, prompts, strict=True))

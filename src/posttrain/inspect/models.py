@@ -124,4 +124,4 @@ def sign_in(repository: str) -> Any:
 def check_repository(repository: str) -> None:
     """Raises a UserError unless ``repository`` is ``OWNER/NAME``."""
     if not _REPOSITORY.fullmatch(repository):
-        raise UserError("is no name of a repository", where=repository, fix="write OWNER/NAME")
+        raise UserError("is not the name of a repository", where=repository, fix="write OWNER/NAME")

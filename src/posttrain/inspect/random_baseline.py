@@ -46,7 +46,7 @@ class Comparison:
     @property
     def conclusion(self) -> str:
         """Summarises the comparison in one or two sentences."""
-        # Labels of files, which both loops begin with, are no result of choosing.
+        # Labels of files, which both loops begin with, are not a result of choosing.
         initial = self.ours[0].labels
         chosen, random = (results[-1].labels - initial for results in (self.ours, self.random))
         result = "is better" if self.gain.low > 0 else "is worse" if self.gain.high < 0 else "makes no clear difference"

@@ -137,7 +137,7 @@ def _canary(workspace: Workspace) -> dict[str, Any] | None:
 
 def _waiting(workspace: Workspace) -> str | None:
     rounds = workspace.metadata.rounds()
-    # An open round that waited before still has the text in its row until its batch is scored anew.
+    # An open round that waited before still has the text in its row until its batch is scored again.
     if not rounds or rounds[-1].status == "open":
         return None
     return RoundState.from_row(rounds[-1]).waits_for

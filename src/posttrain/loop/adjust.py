@@ -61,7 +61,7 @@ class Change:
         """Parses a change.
 
         Raises:
-            UserError: it names no key, no operation, or a value that is no number where one is needed.
+            UserError: it names no key, no operation, or a value that is not a number where one is needed.
         """
         match = _CHANGE.fullmatch(text)
         if match is None:
@@ -82,7 +82,7 @@ class Change:
         """Returns the key's value after the change.
 
         Raises:
-            UserError: the value is no number, and the change is arithmetic.
+            UserError: the value is not a number, and the change is arithmetic.
         """
         if self.operator == "=":
             return self.operand
@@ -192,7 +192,7 @@ def adjust(config: "Config", configured: "Config", values: Values) -> list[Adjus
 def with_adjustments(config: "Config", records: Iterable[Mapping[str, Any]]) -> "Config":
     """Returns the config with the adjustments of earlier rounds.
 
-    One whose rule is gone, or whose key the user has set anew since, counts no more.
+    One whose rule is gone, or whose key the user has set again since, counts no more.
 
     Args:
         config: The config as ``posttrain.yaml`` has it.

@@ -1,4 +1,4 @@
-"""Accounts for every record of a round's batch: asked, answered, skipped or left, and which answers were learned."""
+"""Accounts for every record of a round's batch: asked, answered, skipped or left, and which answers were used."""
 
 import json
 from collections import Counter
@@ -27,16 +27,16 @@ _COLUMNS = ["input_id", "meta"]
 
 @dataclass(frozen=True)
 class BatchCounts:
-    """Counts of a round's batch by outcome: learned, skipped, left.
+    """Counts of a round's batch by outcome: used, skipped, left.
 
-    ``asked`` is ``answered + skipped + left``, and ``answered`` is ``learned + duplicates + sum(rejected.values())``.
+    ``asked`` is ``answered + skipped + left``, and ``answered`` is ``used + duplicates + sum(rejected.values())``.
 
     Attributes:
         asked: Records of the batch.
         answered: Records that got a label; ``by_model`` of these without people.
         skipped: Records that people left without a label on purpose.
         left: Records that nobody had decided when the round went on; they are in the pool again.
-        learned: Labels that joined the training set.
+        used: Labels that joined the training set.
         duplicates: Labels that the training set held already.
         rejected: Labels that did not join the training set, by the reason.
         skips: Skipped records by the reason, where it is known.
@@ -47,7 +47,7 @@ class BatchCounts:
     by_model: int = 0
     skipped: int = 0
     left: int = 0
-    learned: int = 0
+    used: int = 0
     duplicates: int = 0
     rejected: Mapping[str, int] = field(default_factory=dict)
     skips: Mapping[str, int] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class BatchCounts:
     @property
     def sentence(self) -> Message:
         """The counts in words, without those that are 0."""
-        parts = [Message("{count} learned", count=self.learned)]
+        parts = [Message("{count} used", count=self.used)]
         parts += [Message("{count} duplicates", count=self.duplicates)] if self.duplicates else []
         if self.rejected:
             parts.append(_with_reasons("{count} rejected ({reasons})", self.rejected_total, self.rejected))
@@ -93,14 +93,14 @@ def count_batch(workspace: Workspace, labels: str, dataset: str) -> BatchCounts:
     training_set = read_dataset(workspace.artifacts.path(dataset))
     marks = {_labelled_by(text) for text in table["meta"].to_pylist()}
     # By input and mark: a labelled file may hold the same input, and earlier rounds too.
-    learned = {row["input_id"] for row in _of_batch(training_set.records, inputs, marks)}
+    used = {row["input_id"] for row in _of_batch(training_set.records, inputs, marks)}
     rejections = {row["input_id"]: row for row in _of_batch(training_set.rejected, inputs, marks)}
     rejected: Counter[str] = Counter()
     duplicates = 0
     for input_id in inputs.to_pylist():
         row = rejections.get(input_id, {"step": "", "reason": "another input after cleaning"})
-        duplicates += input_id not in learned and row["step"] == Exact.name
-        rejected[row["reason"]] += input_id not in learned and row["step"] != Exact.name
+        duplicates += input_id not in used and row["step"] == Exact.name
+        rejected[row["reason"]] += input_id not in used and row["step"] != Exact.name
     answered = int(meta["labels"])
     return BatchCounts(
         asked=answered + meta.get("dropped", 0) + meta.get("left", 0),
@@ -108,7 +108,7 @@ def count_batch(workspace: Workspace, labels: str, dataset: str) -> BatchCounts:
         by_model=sum(count for name, count in meta["annotators"].items() if name.startswith("model:")),
         skipped=meta.get("dropped", 0),
         left=meta.get("left", 0),
-        learned=sum(input_id in learned for input_id in inputs.to_pylist()),
+        used=sum(input_id in used for input_id in inputs.to_pylist()),
         duplicates=duplicates,
         rejected=dict(sorted((+rejected).items())),
         skips=meta.get("skips", {}),

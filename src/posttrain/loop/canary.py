@@ -1,8 +1,8 @@
 """Judges a canary by the outcomes that its arms report: promotes it, rolls it back, or lets it run on.
 
 Outcomes are entries of feedback that name the arm (`posttrain.data.feedback.entries.Feedback`). They are read from the
-inbox itself, in the order of their arrival, so that a judgement needs no round and depends on nobody's timing: whoever
-looks at whatever time, the same outcome decides.
+inbox itself, in the order of their arrival, so that a judgement needs no round and depends on nobody's timing: the same
+outcome decides, whichever process looks, and whenever.
 """
 
 import logging
@@ -35,7 +35,7 @@ _EXPECTED = 7.0
 """Outcomes of an arm that are expected by now: with a probability of e^-7, below 0.1%, none has come by chance."""
 
 _GROWTH = 1.1
-"""Growth of the outcomes from which a canary's numbers are written and logged anew: a watching loop looks often."""
+"""Growth of the outcomes from which a canary's numbers are written and logged again: a watching loop looks often."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class FetchModel(CachedWork):
         # Not the content: hashing gigabytes at each start would be slow.
         source = locate(self.model, context.workspace.root)
         path = Path(source)
-        # A name on the Hub is no path, even if the current folder has a file of that name.
+        # A name on the Hub is not a path, even if the current folder has a file of that name.
         return {"source": digest([[source], file_stats(path) if path.is_absolute() else []])}
 
     def settings(self, context: RoundContext) -> dict[str, str]:

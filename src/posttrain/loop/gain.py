@@ -41,7 +41,9 @@ def estimate_batch_gain(context: RoundContext, champion: str, scores: Artifact, 
         values = [result.value for result in so_far]
         parent = context.artifact(parent_dataset(context.workspace)).meta["counts"]["records"]
         shares = all(0 <= value <= 1 for value in values)
-        unknown = "" if shares else f"{main.paired} is no share from 0 to 1, of which a learning curve could be drawn"
+        unknown = (
+            "" if shares else f"{main.paired} is not a share from 0 to 1, of which a learning curve could be drawn"
+        )
         unknown = unknown or _why_off_the_curve(context, champion)
         expected = None
         if not unknown:

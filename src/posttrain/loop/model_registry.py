@@ -215,7 +215,7 @@ class ModelRegistry:
     def _check_model(self, model_id: str) -> None:
         row = self.workspace.metadata.artifact(model_id)
         if row is None or row.kind != "model":
-            raise UserError(f"`{model_id}` is no model of this workspace", fix="posttrain models list")
+            raise UserError(f"`{model_id}` is not a model of this workspace", fix="posttrain models list")
 
     @property
     def _hook(self) -> str:
@@ -306,5 +306,5 @@ def find_model(workspace: Workspace, text: str) -> str:
     id = workspace.metadata.resolve(text)
     row = workspace.metadata.artifact(id)
     if row is None or row.kind != "model":
-        raise UserError(f"`{text}` is no model", fix="posttrain models list")
+        raise UserError(f"`{text}` is not a model", fix="posttrain models list")
     return id

@@ -91,7 +91,7 @@ def sentence_embeddings(context: RoundContext, name: str, records: pa.Table) -> 
         records: RECORD table.
     """
     model = sentence_model(name)
-    assert model is not None, "the champion's hidden states are no sentence model's"
+    assert model is not None, "the champion's hidden states are not a sentence model's"
     cache = ScoreCache(context.workspace.home / _cache_name(context))
     return embed_records(ScoringContext(model, cache=cache, sentences=model), records)
 

@@ -8,7 +8,7 @@ from posttrain.store.message import pack, unpack
 from posttrain.store.metadata import Metadata
 from posttrain.store.rows import Round
 
-# Fields that are no keys of the row's detail: the row has columns for the first three, and a resumed round finds the
+# Fields that are not keys of the row's detail: the row has columns for the first three, and a resumed round finds the
 # others again.
 _TRANSIENT = (
     *("champion", "candidate", "decision"),

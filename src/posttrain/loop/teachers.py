@@ -213,7 +213,7 @@ def _endpoint_teacher(context: RoundContext) -> EndpointTeacher:
     config = context.config.label.endpoint
     assert config is not None, "the config was checked"
     # A label is asked for once, whatever round it is: the same prompt finds its reply.
-    endpoint = Endpoint(config, ReplyCache(context.workspace.home / _REPLIES), temperature=0.0, anew=False)
+    endpoint = Endpoint(config, ReplyCache(context.workspace.home / _REPLIES), temperature=0.0, again=False)
     # The settings that the replies depend on.
     settings = {name: getattr(config, name) for name in ("base_url", "model", "max_tokens")}
     return EndpointTeacher(endpoint, context.config.task, settings)

@@ -109,7 +109,7 @@ def read_split(root: Path) -> TrafficSplit:
     except FileNotFoundError:
         return TrafficSplit((Arm(None, None, home / "champion", 1.0),), "")
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError("damaged", where=str(path), fix="posttrain run writes it anew") from error
+        raise UserError("damaged", where=str(path), fix="posttrain run writes it again") from error
 
 
 def choose_arm(split: TrafficSplit, key: str) -> Arm:

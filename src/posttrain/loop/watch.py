@@ -83,7 +83,7 @@ class Watcher:
         root: The workspace's folder.
         rounds: Number of the last round; the config's by default.
         urgent: True to set the metric ``urgent`` of the triggers to 1, for one round.
-        partial: True to go on with the labels that are there, for one round.
+        partial: True to continue with the labels that are there, for one round.
         session: Opens the workspace; `loop_session` by default.
         sleep: Waits for a number of seconds.
     """
@@ -158,12 +158,12 @@ class Watcher:
             log.info("took feedback in: %s", text, extra=EVENT)
 
     def _wait(self) -> None:
-        """Returns once something has changed that the loop may go on from, a time has come, or after a while."""
+        """Returns once something has changed that the loop may continue from, a time has come, or after a while."""
         time_of_day = self._config.triggers.next_time(utc_now()) if self._config else None
         longest, waited = self._seconds_to_wait(), 0.0
         with ExitStack() as stack:
             if self._config and self._config.label.webhook and not self._failures:
-                # Its calls go on meanwhile: days may pass, and calls fail.
+                # Its calls continue meanwhile: days may pass, and calls fail.
                 stack.enter_context(self._open())
             while waited < longest:
                 self.sleep(_POLL_SECONDS)
@@ -207,7 +207,7 @@ class Watcher:
 
 @dataclass(frozen=True)
 class WatchedState:
-    """The state that a waiting loop may go on from.
+    """The state that a waiting loop may continue from.
 
     Attributes:
         files: Size and time of each file of the config, the labels and the loop's sets; None for one that is missing.
@@ -221,7 +221,7 @@ class WatchedState:
 
 
 def watched_state(workspace: Workspace, config: Config) -> WatchedState:
-    """Reads the state that a waiting loop may go on from."""
+    """Reads the state that a waiting loop may continue from."""
     root = workspace.root
     data = with_added_files(config.data, root)
     names = [CONFIG_FILE, *data.files, *([config.label.file] if config.label.file else [])]

@@ -107,7 +107,7 @@ class AttentionPlan:
         groups: all segments, by length.
         order: int64 [A], the groups' queries one after another.
         inverse: int64 [T], where each token of the row stands in ``order``.
-        real: bool [A, 1], where ``order`` is no padding; None where there is none.
+        real: bool [A, 1], where ``order`` is not padding; None where there is none.
         spans: the same row for a kernel that takes all segments at once; None where there is no such kernel.
     """
 

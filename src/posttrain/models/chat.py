@@ -93,7 +93,7 @@ class ChatTemplate:
             return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         except TypeError:
             # Half of a surrogate pair, which Python's text can hold and UTF-8 cannot.
-            what = "the model's chat template writes text that is no Unicode"
+            what = "the model's chat template writes text that is not Unicode"
             raise UserError(what, where="model", fix="correct it") from None
 
     @cached_property
@@ -101,7 +101,7 @@ class ChatTemplate:
         try:
             template, variables = self.tokenizer.get_chat_template(), json.dumps(self.tokenizer.special_tokens_map)
             if not isinstance(template, str):
-                raise ValueError(f"it is no text: {template!r}")
+                raise ValueError(f"it is not text: {template!r}")
         except (ValueError, TypeError, KeyError) as error:
             raise UserError(f"the model's chat template cannot be used: {message_line(error)}", where="model") from None
         return template_abilities(template, variables)
@@ -125,7 +125,7 @@ class ChatTemplate:
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - a template can raise anything
-            # Its own `raise_exception` is no fault; the sandbox, a missing name and the like are.
+            # Its own `raise_exception` is not a fault; the sandbox, a missing name and the like are.
             refuses = type(error) is TemplateError
             what = "refuses the turns" if refuses else f"fails with {type(error).__name__} on the turns"
             raise UserError(f"the model's chat template {what} ({', '.join(roles)}): {message_line(error)}") from None

@@ -35,7 +35,7 @@ def find_embedder(name: str) -> Path:
     elif name.count("/") == 1 and not name.startswith((".", "~", "/")):
         folder = _download(name)
     else:
-        raise UserError(f"`{name}` is no embedder", fix=f"give a folder, a Hub id or `{MINILM}`")
+        raise UserError(f"`{name}` is not an embedder", fix=f"give a folder, a Hub id or `{MINILM}`")
     check_model_folder(folder)
     return folder
 
@@ -80,4 +80,4 @@ def _download(hub_id: str) -> Path:
     try:
         return Path(snapshot_download(hub_id, allow_patterns=_FILES))
     except (OSError, ValueError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
-        raise UserError(f"`{hub_id}` is no folder, and the Hub does not give it: {first_line(error)}") from None
+        raise UserError(f"`{hub_id}` is not a folder, and the Hub does not give it: {first_line(error)}") from None

@@ -94,7 +94,7 @@ class Endpoint:
         config: the server.
         replies: cache of every reply.
         temperature: sampling temperature; 0 for greedy decoding.
-        anew: whether a prompt of an earlier call gets a new reply.
+        again: whether a prompt of an earlier call gets a new reply.
 
     Attributes:
         timeout: seconds to wait for a reply.
@@ -113,7 +113,7 @@ class Endpoint:
     concurrency: int = 8
 
     def __init__(
-        self, config: EndpointConfig, replies: ReplyCache, *, temperature: float = 0.7, anew: bool = True
+        self, config: EndpointConfig, replies: ReplyCache, *, temperature: float = 0.7, again: bool = True
     ) -> None:
         self._config, self._replies, self._temperature = config, replies, temperature
         self._headers = {}
@@ -124,7 +124,7 @@ class Endpoint:
                 raise UserError(what, where="endpoint.key_variable", fix="set it to the key")
             self._headers["Authorization"] = f"Bearer {key}"
         self._earlier: Counter[str] = Counter()
-        self._anew = anew
+        self._again = again
         self.usage = Usage()
         self._rate = RateLimit(config.requests_per_minute)
         # Replies of earlier processes count too: the budget is for the work, however often it is resumed.
@@ -150,7 +150,7 @@ class Endpoint:
             for prompt in prompts
         ]
         # Numbering starts over, so the same prompt finds its earlier reply.
-        if not self._anew:
+        if not self._again:
             self._earlier.clear()
         names = request_keys([{"url": config.base_url, "body": body} for body in bodies], self._earlier)
         # Only what is not cached is paid for.

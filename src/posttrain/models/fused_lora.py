@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 def fused_lora_forward(module: Any) -> Callable[..., Tensor] | None:
     """Returns a fused forward for a linear layer with a LoRA adapter; None if the module is not a plain one."""
-    lora = sys.modules.get("peft.tuners.lora")  # whoever put an adapter on has loaded it
+    lora = sys.modules.get("peft.tuners.lora")  # the code that put an adapter on has loaded it
     if lora is None or type(module) is not lora.Linear or type(module.base_layer) is not nn.Linear:
         return None
     # DoRA and other variants compute something else, and several adapters would have to be added up.

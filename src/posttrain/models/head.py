@@ -87,7 +87,7 @@ def vocabulary_chunk(rows: int, device: str) -> int:
     """
     if device == "cpu":
         return _VOCABULARY_CHUNK  # a processor's caches hold a small part
-    # An accelerator passes over all states again for each part, so it gets few. Of a width that is no multiple of a
+    # An accelerator passes over all states again for each part, so it gets few. Of a width that is not a multiple of a
     # power of two, an H100 multiplies by kernels of older cards, in four times the time.
     parts = _ACCELERATOR_LOGITS // (max(1, rows) * _VOCABULARY_CHUNK)
     return _VOCABULARY_CHUNK * max(1, parts)

@@ -17,7 +17,7 @@ from posttrain.store.errors import UserError, WorkError
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 
 # ChatML for base models whose tokenizer brings no template. Turns end with the stop token that the tokenizer knows:
-# an ``<|im_end|>`` that is no token of its own would be part of every answer.
+# an ``<|im_end|>`` that is not a token of its own would be part of every answer.
 _CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + eos_token + '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"

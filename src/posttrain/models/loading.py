@@ -144,7 +144,7 @@ def load_generation_config(source: str) -> Any | None:
     for token in stops if isinstance(stops, list) else [stops]:
         if token is not None and (type(token) is not int or token < 0):
             raise UserError(
-                f"{GENERATION_CONFIG} has the stop token {token!r}, which is no token's number", where=source
+                f"{GENERATION_CONFIG} has the stop token {token!r}, which is not a token's number", where=source
             )
     return config
 
@@ -247,7 +247,7 @@ def check_finite_files(folder: Path) -> None:
     read_headers(folder)
     for file in weight_files(folder):
         with safe_open(file, "pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - it is no dictionary
+            for name in tensors.keys():  # noqa: SIM118 - it is not a dictionary
                 if not _is_finite(tensors.get_tensor(name)):
                     raise _not_finite_error(name, str(file))
 

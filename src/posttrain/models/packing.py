@@ -33,7 +33,7 @@ class Packed:
         sequences: N.
         tokens: tokens of all sequences, what is shared counted for each.
         pairs: pairs of a token of the row and one that it sees, itself included.
-        padded: whether the model is to be given padded rows instead, a sequence each.
+        padded: whether the model needs padded rows instead, a sequence each.
     """
 
     ids: Tensor

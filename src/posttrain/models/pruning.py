@@ -54,7 +54,7 @@ def check_pruning(config: Any, size: PrunedSize, where: str) -> Any:
 
     Args:
         config: transformers config of the whole model.
-        size: what is to be kept.
+        size: what to keep.
         where: config section of the size, named in errors.
 
     Raises:

@@ -50,7 +50,7 @@ def locate(model: str, root: Path, *, weights: bool = True) -> str:
         return str(path)
     looks_like_a_hub_id = model.count("/") == 1 and not model.startswith((".", "~", "/")) and path.suffix != ".gguf"
     if path.exists() or not looks_like_a_hub_id:
-        raise UserError(f"`{model}` is no model", where="model", fix="give a folder, a .gguf file or a Hub id")
+        raise UserError(f"`{model}` is not a model", where="model", fix="give a folder, a .gguf file or a Hub id")
     return model
 
 
@@ -121,7 +121,7 @@ def hub_snapshot(hub_id: str) -> Path:
         )
     except (OSError, ValueError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
         line = first_line(error)
-        raise UserError(f"`{hub_id}` is no folder, and the Hub does not give it: {line}", where="model") from None
+        raise UserError(f"`{hub_id}` is not a folder, and the Hub does not give it: {line}", where="model") from None
 
 
 def _download(hub_id: str, folder: Path) -> None:
@@ -139,13 +139,13 @@ def check_model_folder(folder: Path, *, weights: bool = True) -> None:
     """
     config = folder / "config.json"
     if not config.is_file():
-        raise UserError("is no model: it holds no config.json", where=str(folder))
+        raise UserError("is not a model: it holds no config.json", where=str(folder))
     try:
         kind = json.loads(config.read_text(encoding="utf-8")).get("model_type")
     except (ValueError, AttributeError):
-        raise UserError("is no model: config.json cannot be read", where=str(folder)) from None
+        raise UserError("is not a model: config.json cannot be read", where=str(folder)) from None
     if not kind:
-        raise UserError("is no model: config.json names no model_type", where=str(folder))
+        raise UserError("is not a model: config.json names no model_type", where=str(folder))
     if weights and not any(folder.glob("*.safetensors")):
         raise UserError(
             "holds no safetensors weights", where=str(folder), fix="convert it first: pickles are not loaded"

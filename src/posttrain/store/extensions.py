@@ -135,7 +135,7 @@ def load_object(path: str, where: str) -> Any:
     """
     module_name, _, name = path.partition(":")
     if not module_name or not name:
-        raise UserError(f"`{path}` is no dotted path", where=where, fix="write package.module:function")
+        raise UserError(f"`{path}` is not a dotted path", where=where, fix="write package.module:function")
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # the user's module may do anything, such as call `sys.exit`

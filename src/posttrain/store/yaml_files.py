@@ -139,7 +139,7 @@ class _StrictLoader(yaml.SafeLoader):
         value = super().construct_scalar(node)
         # Escapes such as "\0" and "\ud800" make them; no path, database or file could hold them.
         if any(character == "\0" or "\ud800" <= character <= "\udfff" for character in value):
-            raise yaml.constructor.ConstructorError(None, None, "a character that is no text", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, "a character that is not text", node.start_mark)
         return value
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:

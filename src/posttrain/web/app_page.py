@@ -86,6 +86,6 @@ def own_address(request: Request) -> str:
 
 
 def safe_path(path: str) -> str:
-    """Returns a path of this server to go on to, else ``/``: a link must not lead to another site."""
+    """Returns a path of this server to continue to, else ``/``: a link must not lead to another site."""
     # A browser takes `//host` and `/\\host` for other hosts, and skips control characters.
     return path if re.fullmatch(r"/(?![/\\])[A-Za-z0-9_.~/?=&%:@+-]*", path) and "//" not in path else "/"

@@ -50,7 +50,7 @@ class Status(BaseModel):
 
 
 _REASONS = {
-    400: "The body is no JSON object, or a key occurs twice in it.",
+    400: "The body is not a JSON object, or a key occurs twice in it.",
     401: "The token is missing or wrong.",
     408: "The request took too long.",
     409: "Another entry has this id.",

@@ -151,9 +151,9 @@ def headline(loop: LoopReport) -> list[Tile]:
             tiles.append((points_text(now - first), Message("points gained"), since))
     done, wanted = sum(record.number > 0 for record in loop.rounds), loop.state["rounds_wanted"]
     tiles.append((str(done) if wanted is None else f"{done} / {wanted}", Message("rounds done"), ""))
-    counts = [entry["batch"] or {"asked": 0, "learned": 0} for entry in loop.status_rounds]
-    learned, asked = (sum(each[name] for each in counts) for name in ("learned", "asked"))
-    tiles.append((f"{learned:,}", Message("labels learned"), Message("of {count} asked", count=f"{asked:,}")))
+    counts = [entry["batch"] or {"asked": 0, "used": 0} for entry in loop.status_rounds]
+    used, asked = (sum(each[name] for each in counts) for name in ("used", "asked"))
+    tiles.append((f"{used:,}", Message("labels used"), Message("of {count} asked", count=f"{asked:,}")))
     actions = [record.state.action for record in loop.rounds]
     remarks = [Message("and {count} refused", count=actions.count("refuse"))]
     if back := actions.count("rollback"):
@@ -266,18 +266,18 @@ def decisions_section(loop: LoopReport) -> Section:
     names = table_metrics(loop)
     rows: list[tuple[str | Cell, ...]] = []
     for record, entry in zip(loop.rounds, loop.status_rounds, strict=True):
-        counts, metrics = entry["batch"] or {"asked": 0, "learned": 0}, _metrics(record)
+        counts, metrics = entry["batch"] or {"asked": 0, "used": 0}, _metrics(record)
         rows.append(
             (
                 str(record.number),
                 Cell(chip=record.state.action or "open"),
-                *(f"{counts[name]:,}" for name in ("asked", "learned")),
+                *(f"{counts[name]:,}" for name in ("asked", "used")),
                 f"{record.state.labels or 0:,}",
                 *(metric_text(name, metrics[name]) if name in metrics else "–" for name in names),
                 format_seconds(sum(entry["stages"].values())),
             )
         )
-    columns = [Message("round"), Message("decision"), Message("asked"), Message("learned"), Message("labels")]
+    columns = [Message("round"), Message("decision"), Message("asked"), Message("used"), Message("labels")]
     table = Table([*columns, *map(metric_name, names), Message("time")], rows[::-1], Message("All rounds"))
     reports = loop.reports
     folds = [_round_fold(record, reports[record.number]) for record in reversed(loop.rounds)]
@@ -292,7 +292,7 @@ def decisions_section(loop: LoopReport) -> Section:
 
 
 _DECISIONS = Message(
-    "One row a round: the records it asked for, the labels learned of these, all labels in its training set, its "
+    "One row a round: the records it asked for, the labels used of these, all labels in its training set, its "
     "metrics, and the gate's decision. Round 0 measures the base model and is not counted. Open a round below for what "
     "its stages did, and for the rules with their values."
 )

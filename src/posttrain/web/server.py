@@ -130,7 +130,7 @@ class LimitedProtocol(H11Protocol, asyncio.BufferedProtocol):
             self._restart_timer(min(self._seconds[self._awaits], _SHUTDOWN_SECONDS / 2))
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, "this is no valid HTTP request")
+        self._refuse(400, "this is not a valid HTTP request")
 
     def _set_deadline(self) -> None:
         """Starts the time of the client's next action, unless it is the same as before."""

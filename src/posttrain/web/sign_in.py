@@ -192,7 +192,7 @@ async def _read_form(request: Request) -> dict[str, str]:
     try:
         fields = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=20, errors="strict")
     except ValueError:
-        raise RequestRejected(400, "this is no form of this page") from None
+        raise RequestRejected(400, "this is not a form of this page") from None
     return {key: values[0] for key, values in fields.items()}
 
 

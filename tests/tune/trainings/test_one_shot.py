@@ -110,7 +110,7 @@ def test_a_study_measures_and_exports_subnetworks(tiny_model: Path, root: Path) 
     settings = json.loads((model / "adapter" / "adapter_config.json").read_text())
     assert settings["base_model_name_or_path"] == str(tiny_model)
     assert set(settings["rank_pattern"].values()) <= set(read.train.lora.ranks.values())
-    # The same call does nothing more; a larger budget goes on, in processes, and trains nothing again.
+    # The same call does nothing more; a larger budget continues, in processes, and trains nothing again.
     digest = file_digest(model / "model.safetensors")
     assert run().trials == result.trials
     assert file_digest(model / "model.safetensors") == digest

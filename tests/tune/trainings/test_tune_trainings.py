@@ -168,7 +168,7 @@ def test_a_study(tiny_model: Path, held_out_folder: Path) -> None:
     (model,) = (held_out_folder / "out" / "trials").glob("*/model/model.safetensors")
     train_standalone(held_out_folder / "again", read, RECORDS, tiny_model)
     assert file_digest(held_out_folder / "again" / "model.safetensors") == file_digest(model)
-    # The same call does nothing more, and a larger budget goes on, here in processes.
+    # The same call does nothing more, and a larger budget continues, here in processes.
     assert run().trials == result.trials
     more = run(budget="4 trials", engine="processes", workers=1)
     assert more.trials[:3] == result.trials

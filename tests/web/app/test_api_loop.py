@@ -23,7 +23,7 @@ def test_a_workspace_without_rounds_has_a_state_and_no_models(server: Any) -> No
     }
     assert viewer.get("/api/models").json() == viewer.get("/api/deployments").json() == []
     answer = owner.post("/api/models/promote", json={"model": "model-x", "confirm": "model-x"})
-    assert (answer.status_code, answer.json()) == (404, {"error": "`model-x` is no model of this workspace"})
+    assert (answer.status_code, answer.json()) == (404, {"error": "`model-x` is not a model of this workspace"})
     answer = owner.post("/api/models/rollback", json={"confirm": "model-x"})
     assert (answer.status_code, answer.json()["error"][:35]) == (409, "there is no earlier champion to rol")
 

@@ -183,7 +183,7 @@ def test_the_dashboard_follows_a_run_that_trains(live_new: Any) -> None:
     page.wait_for_selector("#curve figure.chart svg")
     lines = page.locator("#log p").all_inner_texts()
     assert any("round 2" in line for line in lines)
-    assert page.evaluate("window.kept"), "the page was not read anew"
+    assert page.evaluate("window.kept"), "the page was not read again"
     visit.assert_quiet()
 
 

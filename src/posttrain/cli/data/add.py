@@ -86,7 +86,9 @@ def add(
                 print_line(f"added {path}")
         return
     if to is not None:
-        raise UserError("a named version is no part of the loop's sets", where="--to", fix="leave out --to or --name")
+        raise UserError(
+            "a named version does not belong to the loop's sets", where="--to", fix="leave out --to or --name"
+        )
     values = {
         **_config_values(workspace, name),
         "name": name,
@@ -209,7 +211,7 @@ def check(
     unanswered = _pool_files(config, workspace) if config else set()
     sources, problems = _expand_names(files)
     for file in sources:
-        # The pool's answers are never read, so that a wrong one in it is no problem.
+        # The pool's answers are never read, so that a wrong one in it is not a problem.
         allowed = None if isinstance(file, Path) and file.resolve() in unanswered else labels
         problems += find_problems(file, columns, allowed, name=display_path(file, Path()), answers=False)
     counts = Counter(problem.kind for problem in problems)

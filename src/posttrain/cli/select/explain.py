@@ -77,9 +77,9 @@ def _show_label(explanation: dict[str, Any]) -> None:
     by = explanation["labelled_by"]
     who = "a file" if by is None else by if isinstance(by, str) else f"{by['annotator']} in round {by['round']}"
     since = (
-        "no finished round has learned from it"
+        "it is in the training set of no finished round"
         if explanation["since"] is None
-        else f"learned since round {explanation['since']}"
+        else f"in training sets since round {explanation['since']}"
     )
     print_line(f"labelled `{explanation['record']['completion']}` by {who}; {since}")
 

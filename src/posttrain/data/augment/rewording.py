@@ -89,4 +89,4 @@ def paraphrase_texts(texts: list[str], generate: Generate, copies: int = 1, copy
 
 @lru_cache(maxsize=8)
 def _cached_endpoint(config: EndpointConfig, folder: Path) -> Endpoint:
-    return Endpoint(config, ReplyCache(folder), anew=False)
+    return Endpoint(config, ReplyCache(folder), again=False)

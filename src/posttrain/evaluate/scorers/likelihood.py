@@ -117,7 +117,7 @@ def preference_pairs(examples: Examples, where: str) -> tuple[list[str], list[st
     """Returns the better and the worse answer of each pair.
 
     Raises:
-        UserError: a record is no preference pair; names the first.
+        UserError: a record is not a preference pair; names the first.
     """
     chosen, rejected = examples.answers(where), []
     for answer, location in zip(examples.rejected, examples.locations, strict=True):
@@ -135,7 +135,7 @@ def score_preference(lm: LanguageModel, examples: Examples, suite: SuiteConfig, 
     SimPO, NeurIPS 2024, equation 3. Sums would prefer short answers, whatever they say.
 
     Raises:
-        UserError: a record is no preference pair; names the first.
+        UserError: a record is not a preference pair; names the first.
     """
     from posttrain.models.likelihood import answer_log_likelihoods
 

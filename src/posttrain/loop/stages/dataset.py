@@ -85,19 +85,19 @@ class BuildDataset(Stage):
             save_state(workspace.metadata, context.number, state, status="open")
         log.info("  training set: %d records", records)
         counts = count_batch(workspace, state.labelled, artifact.id) if state.labelled else None
-        if counts is not None and counts.learned < counts.asked:
+        if counts is not None and counts.used < counts.asked:
             log.info("  %s", counts.sentence)
         state = context.update(dataset=artifact.id, labels=records, labels_new=new)
         return state.with_result(cls.name, counts and counts.to_json())
 
     @classmethod
     def report(cls, record: RoundRecord) -> StageReport:
-        """Reports what became of the batch; the usual case, that all was learned, is no line of the status."""
+        """Reports what became of the batch; the usual case, that all was used, is not a line of the status."""
         counts = batch_counts(record.state)
         if counts is None:
             return StageReport({"batch": None})
         values = {"batch": {**counts.to_json(), "sentence": counts.sentence}}
-        if counts.learned < counts.asked:
+        if counts.used < counts.asked:
             return StageReport(values, [counts.sentence])
         return StageReport(values, blocks=[Text(counts.sentence, "sentence")])
 

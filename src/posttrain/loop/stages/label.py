@@ -141,7 +141,7 @@ class Label(Stage):
         if reasons:
             (out / UNLABELLED).write_text(json.dumps(reasons, ensure_ascii=False, sort_keys=True), encoding="utf-8")
         kept = compute.index_in(answers["id"].combine_chunks(), value_set=batch["id"].combine_chunks()).to_pylist()
-        # A suggestion that stands is no agreement.
+        # A suggestion that stands is not an agreement.
         by_people = [not by_model for by_model in labelled_by_model(answers)]
         shown = request.take(kept).suggestions
         seen = None if shown is None else [text if own else None for text, own in zip(shown, by_people, strict=True)]

@@ -42,7 +42,7 @@ def histogram(
     if mark:
         room = 0.03 * (last - first)
         first, last = min(first, mark[0] - room), max(last, mark[0] + room)
-    # Counts are integers: half a record is no level.
+    # Counts are integers: half a record is not a level.
     levels = [float(level) for level in ticks(0, max(*counts, 3), 3)]
     layers = [(counts, names[0], "$old"), (part, names[1], "$blue")] if part else [(counts, of, "$blue")]
     series: list[Option] = []

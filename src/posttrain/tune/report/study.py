@@ -25,7 +25,7 @@ _BEST = 20  # rows of the table of trials
 _ERRORS = 20  # different errors that are listed
 _LETTERS = 300  # of an error
 
-_FIT = 0.3  # R² of the forest below which shares are no finding
+_FIT = 0.3  # R² of the forest below which shares are not a finding
 
 _SECOND = 0.1  # share from which the second setting is named, too
 

@@ -13,7 +13,7 @@ from posttrain.web.translations import Translator, translator_of
 
 
 class Body(BaseModel):
-    """The body of a request: an unknown field is an error, and a number in quotes is no number."""
+    """The body of a request: an unknown field is an error, and a number in quotes is not a number."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -21,7 +21,7 @@ class Body(BaseModel):
     @classmethod
     def _text_without_nul(cls, value: Any) -> Any:
         if isinstance(value, str) and "\x00" in value:
-            raise ValueError("holds a NUL character, which is no text")
+            raise ValueError("holds a NUL character, which is not text")
         return value
 
 
@@ -50,7 +50,7 @@ def _refusal(description: str) -> dict[str, Any]:
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: _refusal(description)
     for status, description in (
-        (400, "The body is no JSON object."),
+        (400, "The body is not a JSON object."),
         (401, "There is no valid session or token."),
         (403, "The role is too low, or another site sent the request."),
         (404, "There is no such thing."),

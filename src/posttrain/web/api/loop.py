@@ -145,7 +145,7 @@ def loop_routes(site: Site) -> APIRouter:
         before = registry.champion
         row = site.workspace.metadata.artifact(body.model)
         if row is None or row.kind != "model":
-            raise NotFound(f"`{body.model}` is no model of this workspace")
+            raise NotFound(f"`{body.model}` is not a model of this workspace")
         with _conflicts():
             deployment = registry.promote(body.model, round=None, reason=f"{body.reason} ({sender.name})")
         _record(sender, "promote", before.model_id if before else None, deployment.model_id)
@@ -232,7 +232,7 @@ class LineReader:
         """Yields the whole lines since the last call; a line that is still being written comes later."""
         size = self._size()
         if size < self._at:
-            # The file was begun anew.
+            # The file was begun again.
             self._at, self._is_cut = 0, False
         if size == self._at:
             return
@@ -293,7 +293,7 @@ class EventFeed:
         try:
             if self._poller is None or self._poller.done():
                 self._poller = asyncio.create_task(self._poll())
-            # A server that was started anew counts from 1 again.
+            # A server that was started again counts from 1 again.
             last = last if last <= self._number else 0
             yield "retry: 2000\n\n"
             if last == 0 and self._state:

@@ -91,7 +91,7 @@ class NewRole(Body):
 
 
 class Pause(Body):
-    """Stops an account from being given items, for a reason that its person is shown; null: goes on."""
+    """Stops an account from being given items, for a reason that its person is shown; null: continues."""
 
     reason: Annotated[str | None, Field(min_length=1, max_length=2000)]
 
@@ -127,7 +127,7 @@ def people_routes(site: Site) -> APIRouter:
     def set_password(body: NewPassword, sender: Sender) -> Changed:
         """Sets the sender's password, and ends all sessions of the account."""
         _require_session(sender)
-        # Whoever finds an unlocked screen must not lock its owner out, nor guess.
+        # A person at an unlocked screen must not lock its owner out, nor guess.
         if wait := guesses.wait(sender.name):
             raise RequestRejected(429, "too many attempts", {"Retry-After": str(int(wait) + 1)})
         if accounts.get(sender.name).has_password and not accounts.check_password(sender.name, body.present or ""):

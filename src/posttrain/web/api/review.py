@@ -43,7 +43,7 @@ class GivenAnswer(BaseModel):
 
 
 class Probability(BaseModel):
-    """How likely an answer is to be right, given all answers and how often each annotator errs."""
+    """How probable it is that an answer is right, given all answers and how often each annotator errs."""
 
     answer: Any
     probability: float
@@ -125,7 +125,7 @@ def review_routes(site: Site) -> APIRouter:
         ] = None,
         count: Annotated[int, Query(ge=1, le=500)] = 50,
     ) -> list[ReviewItem]:
-        """Lists the items in review, each with its answers side by side and how likely each answer is to be right."""
+        """Lists the items in review, each with its answers side by side and how probable each answer is."""
         items = queue.review_list(batch)[:count] if item is None else [queue.item(item)]
         shown = [_review_item(each, posteriors.get(each)) for each in items]
         for each in shown:

@@ -79,7 +79,7 @@ for (const place of document.querySelectorAll("[data-reload]")) {
   setTimeout(() => location.reload(), 1000 * Number(place.dataset.reload));
 }
 
-// What was done is said after the page has been read anew.
+// What was done is said after the page has been read again.
 const message = document.getElementById("message");
 const text = sessionStorage.getItem("posttrain-message");
 sessionStorage.removeItem("posttrain-message");

@@ -2,7 +2,7 @@
 
 let csrf = document.querySelector('meta[name="csrf-token"]')?.content;
 
-/** An answer of the API that is no success: its status, and its one line. */
+/** An answer of the API that is not a success: its status, and its one line. */
 export class ApiError extends Error {
   constructor(status, line) {
     super(line);

@@ -262,7 +262,7 @@
     }, { once: true });
   }
 
-  // A chart in closed details has no width; it is drawn once it gets one, and anew where the width changes.
+  // A chart in closed details has no width; it is drawn once it gets one, and again where the width changes.
   const sizes = new ResizeObserver((entries) => {
     for (const { target } of entries) {
       const figure = target.closest("figure");

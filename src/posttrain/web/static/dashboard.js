@@ -1,4 +1,4 @@
-// Keeps the dashboard alive: parts of the page are read anew when the loop moves on, and log lines are added.
+// Keeps the dashboard alive: parts of the page are read again when the loop moves on, and log lines are added.
 import { listen } from "/static/app.js";
 
 const LINES = 500, LEAST_MS = 3000, SYSTEM_MS = 15000;
