@@ -10,9 +10,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-# A file of tests runs in one worker, which builds its fixtures once. Without files of compiled code every worker, and
-# every program that a test starts, would compile its sources again.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist loadfile
+# A file of tests runs in one worker, which builds its fixtures once; tests/conftest.py has their order. Without files of
+# compiled code every worker, and every program that a test starts, would compile its sources again.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-long check install lint
 .DELETE_ON_ERROR:

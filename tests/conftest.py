@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -53,7 +54,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks long and slow tests, keeps the long ones that are due, and puts them first."""
+    """Marks long and slow tests, keeps the long ones that are due, and puts files with slow tests first.
+
+    A file runs in one worker: with the quick files last, the workers end at the same time.
+    """
     due = None if config.getoption("long") else _seventh()
     kept, deselected = [], []
     for item in items:
@@ -66,7 +70,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         each_change = item.get_closest_marker("each_change") is not None
         runs = not is_long or each_change or due is None or zlib.crc32(item.nodeid.encode()) % 7 == due
         (kept if runs else deselected).append(item)
-    kept.sort(key=lambda item: item.get_closest_marker("long") is None)
+    slow = Counter(item.path for item in kept if item.get_closest_marker("slow"))
+    kept.sort(key=lambda item: (item.get_closest_marker("long") is None, -slow[item.path]))
     items[:] = kept
     config.hook.pytest_deselected(items=deselected)
 

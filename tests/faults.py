@@ -41,8 +41,29 @@ class Outcome:
     error: str | None = None
 
 
-def start(function: Callable[[], Any]) -> Callable[[], Outcome]:
-    """Starts a function in a process of its own; the returned function waits for it and returns its outcome."""
+@dataclass(frozen=True)
+class Process:
+    """A process that `start` has started; wait for each."""
+
+    id: int
+    reader: int
+
+    def wait(self) -> Outcome:
+        with os.fdopen(self.reader, "rb") as pipe:
+            message = pipe.read()
+        _, status = os.waitpid(self.id, 0)
+        if os.WIFSIGNALED(status):
+            assert os.WTERMSIG(status) == signal.SIGKILL
+            return Outcome(killed=True)
+        return Outcome(killed=False, **json.loads(message))
+
+    def kill(self) -> None:
+        os.kill(self.id, signal.SIGKILL)
+        assert self.wait().killed
+
+
+def start(function: Callable[[], Any]) -> Process:
+    """Starts a function in a process of its own."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -56,26 +77,16 @@ def start(function: Callable[[], Any]) -> Callable[[], Outcome]:
         os.write(writer, json.dumps(outcome).encode())
         os._exit(0)
     os.close(writer)
-
-    def wait() -> Outcome:
-        with os.fdopen(reader, "rb") as pipe:
-            message = pipe.read()
-        _, status = os.waitpid(child, 0)
-        if os.WIFSIGNALED(status):
-            assert os.WTERMSIG(status) == signal.SIGKILL
-            return Outcome(killed=True)
-        return Outcome(killed=False, **json.loads(message))
-
-    return wait
+    return Process(child, reader)
 
 
 def in_process(function: Callable[[], Any]) -> Outcome:
     """Runs a function in a process of its own."""
-    return start(function)()
+    return start(function).wait()
 
 
-def kill_at(number: int) -> Act:
-    """Returns a function that kills the process when it is called for the ``number``-th time, counted from 0."""
+def kill_at(number: int | None) -> Act:
+    """Returns a function that kills the process when it is called for that time, counted from 0; None: never."""
     events = itertools.count()
 
     def act() -> None:

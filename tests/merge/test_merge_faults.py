@@ -184,7 +184,7 @@ def test_two_merges_into_one_folder(command: Callable[[], Any], tmp_path: Path) 
     expected = _content(tmp_path / "out")
     for _ in range(2):
         shutil.rmtree(tmp_path / "out")
-        errors = [str(wait().error).split(":")[0] for wait in [start(command) for _ in range(3)]]
+        errors = [str(process.wait().error).split(":")[0] for process in [start(command) for _ in range(3)]]
         assert sorted(errors) == ["None", "UserError", "UserError"]
         assert _content(tmp_path / "out") == expected
         assert not _left_behind(tmp_path)

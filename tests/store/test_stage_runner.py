@@ -164,7 +164,7 @@ def test_concurrent_runs_give_the_same_artifact(workspace: Workspace) -> None:
     workspace.close()
     processes = [start(work) for _ in range(4)]
     os.write(writer, b"start")
-    outcomes = [wait() for wait in processes]
+    outcomes = [process.wait() for process in processes]
     assert {(outcome.error, outcome.value) for outcome in outcomes} == {(None, outcomes[0].value)}
     with Workspace.open(workspace.root) as other:
         assert other.artifacts.ids() == [outcomes[0].value]

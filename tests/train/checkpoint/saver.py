@@ -1,16 +1,8 @@
-"""Forks processes that save checkpoints and can be killed at any call that changes the disk.
+"""Saves checkpoints and logs each call that changes the disk, at any of which the process can be killed."""
 
-Run as a script it does the slow imports once, then reads one request a line (`Request` as JSON, a list of them for
-processes at the same time), answers with the ids of the processes it forked and, once they have ended, with their exit
-codes.
-"""
-
-import json
 import os
 import signal
-import sys
 import threading
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +10,8 @@ from typing import Any
 
 import torch
 
+from faults import kill_at
 from posttrain.train.checkpoint import writer
-from posttrain.train.checkpoint import writer as steps_file
 from posttrain.train.checkpoint.checkpoints import Checkpoints
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.checkpoint.format import Checkpoint
@@ -59,7 +51,7 @@ def step_values(step: int, version: int = 0) -> StepValues:
 
 @dataclass(frozen=True)
 class Request:
-    """The work of one process: ``actions`` are ``[name, arguments...]``; see `_act`."""
+    """The work of one process: ``actions`` are ``[name, arguments...]``; see `act`."""
 
     folder: str
     trace: str
@@ -75,14 +67,12 @@ class Events:
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self.count = 0
+        self.kill = kill_at(request.kill_at)
         self.file = os.open(request.trace, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def __call__(self, event: str) -> None:
         os.write(self.file, f"{event}\n".encode())
-        if self.request.kill_at == self.count:
-            os.kill(os.getpid(), signal.SIGKILL)
-        self.count += 1
+        self.kill()
 
     def name(self, path: Any) -> str:
         """A path within the folder; the names of temporary folders differ from run to run."""
@@ -141,11 +131,12 @@ def _trace_disk_calls(events: Events) -> None:
     for name in ("mkdir", "rename", "replace", "link", "fsync", "unlink", "rmdir"):
         setattr(os, name, events.traced(name, getattr(os, name)))
     writer.write_tensors = events.written_twice("write_tensors", writer.write_tensors, 0)
-    steps_file.append = events.appended_in_halves("append", steps_file.append)
+    writer.append = events.appended_in_halves("append", writer.append)
     Path.write_bytes = events.written_twice("write_bytes", Path.write_bytes, 0)  # type: ignore[method-assign]
 
 
-def _act(request: Request) -> None:
+def act(request: Request) -> None:
+    """Does the work of a process, which has no other from then on."""
     events = Events(request)
     _trace_disk_calls(events)
     with Checkpoints(Path(request.folder), CheckpointConfig(**request.config)) as checkpoints:
@@ -166,33 +157,3 @@ def _act(request: Request) -> None:
                     while True:
                         step += 1
                         checkpoints.save(step, make(step, 0, request.size))
-
-
-def _fork(request: Request) -> int:
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            _act(request)
-            code = 0
-        except BaseException:  # noqa: BLE001 - printed, and reported by the exit code
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
-    return child
-
-
-def _serve() -> None:
-    for line in sys.stdin:
-        children = [_fork(Request(**request)) for request in json.loads(line)]
-        sys.stdout.write(json.dumps(children) + "\n")
-        sys.stdout.flush()
-        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-        sys.stdout.write(json.dumps(codes) + "\n")
-        sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    _serve()

@@ -1,9 +1,7 @@
 """``kill -9`` at calls that change the disk: the last committed checkpoint loads, bit for bit."""
 
-import os
 import random
 import shutil
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from faults import Outcome, Process
 from posttrain.train.checkpoint.checkpoints import Checkpoints
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.checkpoint.format import Checkpoint
@@ -19,6 +18,7 @@ pytestmark = pytest.mark.slow
 
 Make = Callable[..., Checkpoint]
 Same = Callable[[Checkpoint | None, Checkpoint], bool]
+StartSaver = Callable[..., Process]
 
 COMMITTED = "after rename tmp/* step-{:09d}"
 BACKGROUND = {"background": True}
@@ -40,7 +40,7 @@ def trace(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_kill_at_a_call_loses_no_committed_checkpoint(
-    savers: Any, request_of: Callable[..., Any], folder: Path, tmp_path: Path, make: Make, same: Same, scenario: str
+    start_saver: StartSaver, folder: Path, tmp_path: Path, make: Make, same: Same, scenario: str
 ) -> None:
     actions, config, before, event, after = SCENARIOS[scenario]
     base = tmp_path / "base"
@@ -49,22 +49,22 @@ def test_a_kill_at_a_call_loses_no_committed_checkpoint(
         for step in (1, 2):
             base_checkpoints.save(step, make(step))
 
-    def run(kill_at: int | None) -> tuple[int, list[str]]:
+    def run(kill_at: int | None) -> tuple[Outcome, list[str]]:
         for old in (folder, tmp_path / "trace"):
             shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
         if before[0]:
             shutil.copytree(base, folder)
-        (code,) = savers.run(request_of(actions, config=config, kill_at=kill_at))
-        return code, trace(tmp_path / "trace")
+        outcome = start_saver(actions, config=config, kill_at=kill_at).wait()
+        return outcome, trace(tmp_path / "trace")
 
-    code, events = run(None)
-    assert code == 0
+    outcome, events = run(None)
+    assert outcome == Outcome(killed=False)
     assert event in events
     committed = events.index(event)
     # Each scenario starts elsewhere, so that together they reach most calls.
     for number in sorted({*range(list(SCENARIOS).index(scenario), len(events), 7), committed - 1, committed}):
-        code, reached = run(number)
-        assert code == savers.killed
+        outcome, reached = run(number)
+        assert outcome.killed
         assert reached == events[: number + 1], "the process behaves differently this time"
         step, version = after if event in reached else before
         checkpoints = Checkpoints(folder, CheckpointConfig(background=False, keep_last=2))
@@ -80,13 +80,13 @@ def test_a_kill_at_a_call_loses_no_committed_checkpoint(
 
 
 def test_the_events_follow_the_commit_protocol(
-    savers: Any, request_of: Callable[..., Any], folder: Path, tmp_path: Path, make: Make
+    start_saver: StartSaver, folder: Path, tmp_path: Path, make: Make
 ) -> None:
     """The events that the test above kills at; without them it would prove nothing."""
     checkpoints = Checkpoints(folder)
     for step in (1, 2):
         checkpoints.save(step, make(step))
-    savers.run(request_of([["save", 3, 0]], config=BACKGROUND))
+    start_saver([["save", 3, 0]], config=BACKGROUND).wait()
     events = trace(tmp_path / "trace")
     expected = [
         "before write_tensors tmp/*/tensors.safetensors",
@@ -113,8 +113,8 @@ def test_the_events_follow_the_commit_protocol(
     assert any("unlink" in event for event in events[positions[-1] :])
 
 
-def test_the_manifest_is_written_last(savers: Any, request_of: Callable[..., Any], tmp_path: Path) -> None:
-    savers.run(request_of([["save", 3, 0]]))
+def test_the_manifest_is_written_last(start_saver: StartSaver, tmp_path: Path) -> None:
+    start_saver([["save", 3, 0]]).wait()
     events = trace(tmp_path / "trace")
     start = events.index("before write_bytes tmp/*/manifest.json")
     files = ("tensors.safetensors", "state.json", "steps.jsonl")
@@ -122,16 +122,15 @@ def test_the_manifest_is_written_last(savers: Any, request_of: Callable[..., Any
 
 
 def test_a_kill_after_the_snapshot_keeps_the_previous_checkpoint(
-    savers: Any, request_of: Callable[..., Any], folder: Path, make: Make, same: Same
+    start_saver: StartSaver, folder: Path, make: Make, same: Same
 ) -> None:
     Checkpoints(folder).save(1, make(1))
-    request = request_of([["save", 2, 0]], config=BACKGROUND, hang=True)
-    assert savers.run(request) == [savers.killed]
+    assert start_saver([["save", 2, 0]], config=BACKGROUND, hang=True).wait().killed
     assert same(Checkpoints(folder).latest(), make(1))
 
 
 def test_a_kill_while_putting_a_damaged_checkpoint_aside(
-    savers: Any, request_of: Callable[..., Any], folder: Path, tmp_path: Path, make: Make, same: Same
+    start_saver: StartSaver, folder: Path, tmp_path: Path, make: Make, same: Same
 ) -> None:
     checkpoints = Checkpoints(folder)
     for number in range(100):
@@ -140,15 +139,15 @@ def test_a_kill_while_putting_a_damaged_checkpoint_aside(
         for step in (1, 2):
             checkpoints.save(step, make(step))
         (folder / "step-000000002" / "state.json").write_bytes(b"{}")
-        (code,) = savers.run(request_of([["latest"]], kill_at=number))
+        outcome = start_saver([["latest"]], kill_at=number).wait()
         assert same(checkpoints.latest(), make(1))
-        if code == 0:
+        if not outcome.killed:
             break
     assert number > 3
 
 
 def test_repeated_kills_at_random_times(
-    savers: Any, request_of: Callable[..., Any], folder: Path, tmp_path: Path, make: Make, same: Same
+    start_saver: StartSaver, folder: Path, tmp_path: Path, make: Make, same: Same
 ) -> None:
     """Killed from outside, as a training is: the last committed checkpoint is found, or the next one."""
     generator = random.Random(0)
@@ -160,12 +159,11 @@ def test_repeated_kills_at_random_times(
         return int(renamed[-1].removeprefix("after rename tmp/* step-")) if renamed else 0
 
     for _ in range(5):
-        (process,) = savers.start(request_of([["resume"]], config=BACKGROUND, size=size))
+        process = start_saver([["resume"]], config=BACKGROUND, size=size)
         while last_committed() <= reached:
             time.sleep(0.002)
         time.sleep(generator.uniform(0, 0.1))
-        os.kill(process, signal.SIGKILL)
-        assert savers.wait() == [savers.killed]
+        process.kill()
         result = Checkpoints(folder).latest()
         assert result is not None
         step = result.state["step"]
@@ -176,18 +174,18 @@ def test_repeated_kills_at_random_times(
 
 
 def test_two_processes_may_share_a_folder(
-    savers: Any, request_of: Callable[..., Any], folder: Path, tmp_path: Path, make: Make, same: Same
+    start_saver: StartSaver, folder: Path, tmp_path: Path, make: Make, same: Same
 ) -> None:
     """They may replace each other's checkpoints, but each checkpoint is complete and from one process."""
-    requests = [
-        request_of(
+    processes = [
+        start_saver(
             [["save", step, version] for step in range(1, 26)],
             config=BACKGROUND | {"keep_last": 3},
             trace=str(tmp_path / f"trace{version}"),
         )
         for version in (0, 1)
     ]
-    assert savers.run(*requests) == [0, 0]
+    assert [process.wait() for process in processes] == [Outcome(killed=False)] * 2
     checkpoints = Checkpoints(folder)
     assert checkpoints.steps()[-1] == 25
     for step in checkpoints.steps():
@@ -199,10 +197,10 @@ def test_two_processes_may_share_a_folder(
 
 
 def test_a_process_continues_when_another_is_killed(
-    savers: Any, request_of: Callable[..., Any], folder: Path, tmp_path: Path, make: Make, same: Same
+    start_saver: StartSaver, folder: Path, tmp_path: Path, make: Make, same: Same
 ) -> None:
     traces = [tmp_path / "trace0", tmp_path / "trace1"]
-    ids = savers.start(*(request_of([["resume"]], config=BACKGROUND, trace=str(trace)) for trace in traces))
+    first, second = (start_saver([["resume"]], config=BACKGROUND, trace=str(trace)) for trace in traces)
 
     def commits(number: int) -> int:
         return sum(line.startswith("after rename tmp/* step-") for line in trace(traces[number]))
@@ -215,10 +213,9 @@ def test_a_process_continues_when_another_is_killed(
 
     wait_for(0, 3)
     wait_for(1, 3)
-    os.kill(ids[0], signal.SIGKILL)
+    first.kill()
     wait_for(1, commits(1) + 3)
-    os.kill(ids[1], signal.SIGKILL)
-    assert savers.wait() == [savers.killed] * 2
+    second.kill()
     result = Checkpoints(folder).latest()
     assert result is not None
     assert same(result, make(result.state["step"]))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from faults import Process
 from posttrain.train.checkpoint import writer
 from posttrain.train.checkpoint import writer as write_module
 from posttrain.train.checkpoint.checkpoints import Checkpoints
@@ -172,7 +173,7 @@ def test_nan_and_infinite_values_load_unchanged(foreground: Checkpoints, make: M
 
 
 def test_killed_at_a_call_while_a_file_grows(
-    savers: Any, request_of: Callable[..., Any], folder: Path, tmp_path: Path, make: Make, same: Same
+    start_saver: Callable[..., Process], folder: Path, tmp_path: Path, make: Make, same: Same
 ) -> None:
     """The checkpoint that owns the file must stay intact, and so must the newest."""
     actions = [["save", step, 0] for step in (3, 4, 5)]
@@ -180,7 +181,7 @@ def test_killed_at_a_call_while_a_file_grows(
     def run(kill_at: int | None) -> list[str]:
         shutil.rmtree(folder, ignore_errors=True)
         (tmp_path / "trace").unlink(missing_ok=True)
-        savers.run(request_of(actions, config={"keep_last": 9}, kill_at=kill_at))
+        start_saver(actions, config={"keep_last": 9}, kill_at=kill_at).wait()
         return (tmp_path / "trace").read_text().splitlines()
 
     events = run(None)

@@ -187,7 +187,7 @@ def test_without_a_model_in_the_limits_there_is_no_best_one(
 def test_a_study_of_sizes_and_latency(study: Callable[..., Any], deep_model: Path) -> None:
     names = ["loss", "parameters", "adapter_parameters", "model_bytes", "latency"]
     tune = {"space": {**LAYERS, "train.lora.rank": [2, 4]}, "objectives": names, "budget": "3 trials"}
-    result = study(tune, engine="processes", method="lora")
+    result = study(tune, method="lora")
     assert result.front
     for trial in result.trials:
         train = TrainConfig.read(
@@ -203,7 +203,7 @@ def test_a_study_of_sizes_and_latency(study: Callable[..., Any], deep_model: Pat
         assert 0 < trial.values[4] < 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_trainings_over_a_limit_of_memory_are_infeasible(study: Callable[..., Any]) -> None:
     tune = {"space": {"train.learning_rate": RATES}, "budget": "1 trials"}
     over = study({**tune, "limits": {"memory_bytes": "1MB"}}, engine="processes", out="over")
