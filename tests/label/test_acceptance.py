@@ -79,6 +79,8 @@ def test_too_few_labels_accept_nothing_and_say_why() -> None:
     accepted = choose_threshold(np.full(149, 0.99999), np.ones(149, bool), 0.02)
     assert accepted.threshold is not None
     assert accepted.accepts(np.array([0.2, 0.99999])).tolist() == [False, True]
+    at = accepted.threshold
+    assert accepted.accepts(np.array([np.nextafter(at, 0), at])).tolist() == [False, True]
     assert choose_threshold(np.zeros(0), np.zeros(0, bool), 0.02).threshold is None
 
 

@@ -180,6 +180,9 @@ def test_a_batch_is_done_when_nothing_in_it_is_undecided(metadata: Metadata) -> 
     first, second = (item.id for item in queue.items("b"))
     queue.answer(first, "ana", "a")
     note_batches(metadata)
+    queue.flag(second, "ana", "ambiguous")
+    note_batches(metadata)
+    assert queue.progress("b").review == 1
     assert [event[:2] for event in events(metadata)] == [("batch ready", "b")]
     queue.drop(second, "rita")
     note_batches(metadata)

@@ -1,6 +1,7 @@
 """Acquisitions are what their definitions say, by closed forms, by Monte Carlo and by 60 digits; so is the process."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,3 +87,22 @@ def test_the_fit_finds_which_coordinate_counts() -> None:
     process = fit_matern(points, values - values.mean(), generator)
     assert process.kernel.lengths[0] < 0.2 * process.kernel.lengths[1]
     assert process.noise < 1e-2
+
+
+def test_the_gradient_of_the_fit_is_that_of_its_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    from scipy import optimize
+
+    minimize = optimize.minimize
+    calls = []
+
+    def note(loss: Any, start: np.ndarray, **options: Any) -> Any:
+        calls.append((loss, start))
+        return minimize(loss, start, **options)
+
+    monkeypatch.setattr(optimize, "minimize", note)
+    generator = np.random.default_rng(2)
+    points, values = generator.random((12, 3)), generator.normal(size=12)
+    fit_matern(points, values - values.mean(), generator)
+    for loss, start in calls:
+        numeric = optimize.approx_fprime(start, lambda logs, loss=loss: loss(logs)[0], 1e-6)
+        np.testing.assert_allclose(loss(start)[1], numeric, rtol=1e-3, atol=1e-4)

@@ -60,6 +60,12 @@ def test_fleiss_kappa_overall_and_by_class_as_fleiss_1971_prints_it() -> None:
     assert [entry.fleiss.value for entry in agreement.by_class] == pytest.approx(published, abs=0.005)
 
 
+def test_an_item_counts_once_in_fleiss_kappa_however_many_answers_it_has() -> None:
+    agreement = measure_agreement(votes_of({"A": "aa", "B": "aa", "C": [None, "b"], "D": [None, "b"]}), draws=0)
+    # Items agree in 1 of 1 and 2 of 6 pairs, and four of six answers are `a`: (2/3 - 5/9) / (1 - 5/9).
+    assert agreement.fleiss.value == pytest.approx(0.25)
+
+
 def random_votes(seed: int, items: int = 40, raters: int = 4, classes: int = 4, missing: float = 0.3) -> np.ndarray:
     """float64 [raters, items] of correlated labels; NaN where missing."""
     rng = np.random.default_rng(seed)

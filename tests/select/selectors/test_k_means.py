@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from posttrain.select.selectors import k_means as module
-from posttrain.select.selectors.k_means import k_means
+from posttrain.select.selectors.k_means import Clusters, k_means
 
 
 def cloud(rows: int, seed: int) -> np.ndarray:
@@ -59,3 +59,12 @@ def test_rows_of_weight_zero_move_no_centre() -> None:
     points = np.array([[0.0], [1.0], [100.0], [101.0], [50.0]], np.float32)
     result = k_means(points, np.arange(5), 2, 0, np.array([1.0, 1.0, 1.0, 1.0, 0.0]))
     assert sorted(result.centres.ravel().tolist()) == [0.5, 100.5]
+
+
+def test_an_empty_cluster_moves_to_a_row_farthest_from_its_centre() -> None:
+    points = np.array([[0.0], [1.0], [10.0], [20.0]], np.float32)
+    clusters = Clusters(
+        np.array([[0.0], [50.0]], np.float32), np.zeros(4, np.int64), np.array([0, 1, 100, 400], np.float32)
+    )
+    weights = np.array([1.0, 1.0, 1.0, 0.0])  # a row without weight is not worth a centre
+    assert module._means(points, weights, clusters).ravel().tolist() == pytest.approx([11 / 3, 10])

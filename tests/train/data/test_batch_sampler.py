@@ -104,6 +104,16 @@ def test_a_fixed_curriculum_starts_with_easy_records() -> None:
     assert all_rows(other) != all_rows(sampler)
 
 
+def test_each_step_draws_its_own_rows_and_all_open_ones_as_often() -> None:
+    curriculum = CurriculumConfig(name="adaptive", start=0.25, duration=1.0, every=2000)
+    sampler = BatchSampler(100, 5, 1, [phase(steps=3000, curriculum=curriculum)], difficulties=np.arange(100))
+    drawn = np.bincount(np.concatenate(all_rows(sampler)))
+    # Each of 25 open rows is in a step with a probability of 0.2.
+    assert sampler.decided == 2000
+    assert len(drawn) == 25
+    assert np.abs(drawn - 400).max() < 5 * np.sqrt(2000 * 0.2 * 0.8)
+
+
 def adaptive_sampler() -> BatchSampler:
     curriculum = CurriculumConfig(name="adaptive", start=0.1, duration=0.5, every=5, target=0.5)
     phases = [phase(steps=60, curriculum=curriculum), phase(epochs=1)]
