@@ -1,19 +1,18 @@
 """Many people at once, in threads, and in processes that are killed: no label is lost or counted twice."""
 
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from queues import LABELS, Clock, answer_all, new_items
 
+from faults import start
 from posttrain.label.queue import Queue
 from posttrain.label.queue_rows import QueueConfig
 from posttrain.store.journal import Journal
@@ -22,36 +21,30 @@ from posttrain.store.verify import verify_database
 
 Acknowledged = list[tuple[int, str, str]]
 
-SUBMIT = """
-import json, sys, threading
-from pathlib import Path
-from posttrain.label.queue import Queue
-from posttrain.store.journal import Journal
-from posttrain.store.metadata import Metadata
 
-url, journal, names = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
-queue = Queue(Metadata(url, journal=Journal(journal)))
+def submit(url: str, journal: Path, names: list[str], log: Path) -> None:
+    """Answers as these people until there is nothing left, and logs what was acknowledged."""
+    queue = Queue(Metadata(url, journal=Journal(journal)))
 
-def work(name):
-    while (task := queue.next(name)) is not None:
-        queue.answer(task.item, name, task.labels[hash((name, task.item)) % 2])
-        answer = task.labels[hash((name, task.item)) % 2]
-        sys.stdout.write(json.dumps([task.item, name, answer]) + "\\n")
-        sys.stdout.flush()
+    def work(name: str) -> None:
+        draws = random.Random(name)
+        while (task := queue.next(name)) is not None:
+            answer = draws.choice(LABELS)
+            queue.answer(task.item, name, answer)
+            with log.open("a") as file:
+                file.write(json.dumps([task.item, name, answer]) + "\n")
 
-threads = [threading.Thread(target=work, args=(name,)) for name in names]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-"""
+    threads = [threading.Thread(target=work, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
-def start_process(url: str, journal: Path, names: list[str]) -> subprocess.Popen[str]:
-    """A process that answers as these people until there is nothing left, and prints what was acknowledged."""
-    command = [sys.executable, "-c", SUBMIT, url, str(journal), json.dumps(names)]
-    environment = {**os.environ, "PYTHONHASHSEED": "1"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+def logged(log: Path) -> Acknowledged:
+    """The acknowledged answers; a line that a kill cut off was not."""
+    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+    return [tuple(json.loads(line)) for line in lines if line.endswith("\n")]
 
 
 class LoadContract:
@@ -106,19 +99,14 @@ class LoadContract:
 
     def test_killed_processes_lose_no_acknowledged_label(self, url: str, queue: Queue, journal: Path) -> None:
         queue.add_batch("b", "choice", new_items(400), labels=LABELS)
-        acknowledged: Acknowledged = []
-        processes = [start_process(url, journal, [f"{number} {m}" for m in range(3)]) for number in range(2)]
+        logs = [journal.with_name(f"acknowledged {number}") for number in range(2)]
+        people = [[f"{number} {m}" for m in range(3)] for number in range(2)]
+        processes = [start(partial(submit, url, journal, names, log)) for names, log in zip(people, logs, strict=True)]
+        while any(len(logged(log)) < 30 for log in logs):
+            time.sleep(0.01)
         for process in processes:
-            assert process.stdout is not None
-            acknowledged += [tuple(json.loads(process.stdout.readline())) for _ in range(30)]
-        for process in processes:
-            os.kill(process.pid, signal.SIGKILL)
-        for process in processes:
-            assert process.stdout is not None
-            # What was on its way through the pipe was acknowledged too; a line that the kill cut off was not.
-            rest = process.stdout.read().splitlines(keepends=True)
-            acknowledged += [tuple(json.loads(line)) for line in rest if line.endswith("\n")]
-            assert process.wait() == -signal.SIGKILL
+            process.kill()
+        acknowledged = [*logged(logs[0]), *logged(logs[1])]
         # As the next start does.
         metadata = Metadata(url, journal=Journal(journal))
         # The leases of the dead end, and the items are there for others.

@@ -53,8 +53,8 @@ def search(sampler: Sampler, count: int) -> list[Trial]:
         ("tpe", 2, 50),
         ({"name": "nsga2", "population": 10}, 1, 50),
         ({"name": "nsga2", "population": 10}, 2, 50),
-        pytest.param({"name": "gp", "startup": 5}, 1, 30, marks=pytest.mark.slow),
-        pytest.param({"name": "gp", "startup": 3}, 2, 16, marks=pytest.mark.slow),
+        pytest.param({"name": "gp", "startup": 5}, 1, 30, marks=pytest.mark.long),
+        pytest.param({"name": "gp", "startup": 3}, 2, 16, marks=pytest.mark.long),
     ],
 )
 def test_fewer_proposals_fail_than_at_random(name: Any, objectives: int, count: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from faults import in_process
 from posttrain.store.errors import UserError
 from posttrain.store.files import sync_tree
 from posttrain.testing.schedulers import MakeScheduler, SchedulerContract, SchedulerRun
@@ -292,15 +293,10 @@ def test_a_kill_between_the_writes_of_a_child(workers: int | None, tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_driver_that_is_killed_in_the_midst_of_a_copy(whole: TuneResult, tmp_path: Path) -> None:
-    process = os.fork()
-    if process == 0:  # a process of its own, so that nothing cleans up behind it
-        try:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("posttrain.tune.trial_folders.sync_tree", lambda folder: os.kill(os.getpid(), 9))
-                run(out=tmp_path)
-        finally:
-            os._exit(1)
-    assert os.waitpid(process, 0)[1] == 9
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("posttrain.tune.trial_folders.sync_tree", lambda folder: os.kill(os.getpid(), 9))
+        # In a process of its own, so that nothing cleans up behind it.
+        assert in_process(lambda: len(run(out=tmp_path).trials)).killed
     left = [path for path in (tmp_path / "trials" / "copies").iterdir() if path.is_dir()]
     assert len(left) == 1
     assert [trial.fork for trial in read_study(tmp_path)[1] if trial.fork]

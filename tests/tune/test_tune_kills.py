@@ -125,7 +125,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]
     return result
 
 
-@pytest.mark.parametrize("engine", ["inline", "processes"])
+@pytest.mark.parametrize("engine", [pytest.param("inline", marks=pytest.mark.long), "processes"])
 def test_kill_the_driver(engine: str, reference: list[tuple[Any, ...]], tmp_path: Path) -> None:
     study, generator = Study(tmp_path / "study", engine), random.Random(f"driver {engine}")
     for _ in range(3):
@@ -139,6 +139,7 @@ def test_kill_the_driver(engine: str, reference: list[tuple[Any, ...]], tmp_path
     assert not any(map(is_alive, {pid for _, _, pid in study.steps()}))
 
 
+@pytest.mark.long
 def test_kill_the_driver_of_a_study_of_several_objectives(tmp_path: Path) -> None:
     whole, study = (Study(tmp_path / name, "inline", several=True) for name in ("whole", "study"))
     expected = whole.finish()
@@ -155,6 +156,7 @@ def test_kill_the_driver_of_a_study_of_several_objectives(tmp_path: Path) -> Non
     assert "of the front by the rule: knee" in best[0]
 
 
+@pytest.mark.long
 def test_kill_the_driver_of_a_study_in_postgres(
     reference: list[tuple[Any, ...]], tmp_path: Path, postgres_url: str
 ) -> None:
@@ -219,6 +221,7 @@ def test_a_worker_that_is_killed_beside_others_runs_alone(tmp_path: Path, monkey
     assert result.trials[1].memory_bytes > size
 
 
+@pytest.mark.long
 def test_kills_after_each_step_lose_nothing(reference: list[tuple[Any, ...]], tmp_path: Path) -> None:
     study = Study(tmp_path / "study", "processes")
     script = (tmp_path / "study" / "script.py").read_text()
