@@ -110,11 +110,11 @@ def test_a_study_measures_and_exports_subnetworks(tiny_model: Path, root: Path) 
     settings = json.loads((model / "adapter" / "adapter_config.json").read_text())
     assert settings["base_model_name_or_path"] == str(tiny_model)
     assert set(settings["rank_pattern"].values()) <= set(read.train.lora.ranks.values())
-    # The same call does nothing more; a larger budget continues, in processes, and trains nothing again.
+    # The same call does nothing more; a larger budget continues, and trains nothing again.
     digest = file_digest(model / "model.safetensors")
     assert run().trials == result.trials
     assert file_digest(model / "model.safetensors") == digest
-    more = run(budget="8 trials", engine="processes", workers=1)
+    more = run(budget="8 trials")
     assert more.trials[:6] == result.trials
     assert all(math.isfinite(trial.value or 0.0) for trial in more.trials)
     assert (out / "supernet" / "metrics.jsonl").read_bytes() == metrics
