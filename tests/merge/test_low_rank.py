@@ -73,6 +73,7 @@ def test_a_matrix_of_zeros_gives_zeros() -> None:
     assert not result.down.any()
 
 
+@pytest.mark.slow
 def test_large_matrices_are_approximated_nearly_as_well(draw: Draw, monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = draw(300, 400, 0.97 ** np.arange(300))
     exact = truncated_svd(matrix.clone(), 20, 1.0, 0)

@@ -56,6 +56,7 @@ def recipe(family: Path, method: str, **more: Any) -> Recipe:  # noqa: F811
     return Recipe.read({"method": method, "models": models, **more}, "recipe")
 
 
+@pytest.mark.slow
 def test_fisher_weighs_each_model_by_its_own_data(family: Path, tmp_path: Path) -> None:  # noqa: F811
     merge(recipe(family, "fisher"), tmp_path / "out", data=DATA)
     models, fisher = [], []
@@ -90,6 +91,7 @@ def test_a_model_that_decides_alone_is_named(
     assert (warning in caplog.text and "times the Fisher information of the others" in caplog.text) == warns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fisher", "regmean"])
 def test_statistics_are_those_of_prompts_as_each_model_was_trained(
     family: Path,  # noqa: F811
@@ -144,6 +146,7 @@ def test_regmean_fits_what_each_model_gives_on_its_own_data(family: Path, tmp_pa
     torch.testing.assert_close(merged[norm], (models[0][norm] + models[1][norm]) / 2, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "limits"), [("fisher", (3, 1, 50_000)), ("regmean", (2, 1 << 18, 1))])
 def test_workers_memory_and_files_change_no_bit(
     family: Path,  # noqa: F811
@@ -162,6 +165,7 @@ def test_workers_memory_and_files_change_no_bit(
         assert all(torch.equal(value, reference[name]) for name, value in result.items()), options
 
 
+@pytest.mark.slow
 def test_a_second_merge_reads_the_cache(family: Path, tmp_path: Path, computed: list[str], cache: Path) -> None:  # noqa: F811
     merge(recipe(family, "fisher"), tmp_path / "one", data=DATA)
     assert computed == ["fisher", "fisher"]
@@ -175,6 +179,7 @@ def test_a_second_merge_reads_the_cache(family: Path, tmp_path: Path, computed: 
     assert len(list(cache.iterdir())) == 8
 
 
+@pytest.mark.slow
 def test_other_data_weights_settings_and_templates_are_computed_anew(
     family: Path,  # noqa: F811
     tmp_path: Path,

@@ -247,6 +247,7 @@ def test_a_hanging_trial_is_stopped(runner_of: Callable[..., TrialRunner]) -> No
     assert trial.seconds < 10
 
 
+@pytest.mark.slow
 def test_a_clearly_slower_trial_is_stopped(runner_of: Callable[..., TrialRunner]) -> None:
     """The process sends slow steps, and would continue for a minute."""
     step = SimpleNamespace(seconds=1.0, tokens_per_second=10.0, tokens=10, memory_bytes=5, data_wait=0.0)
@@ -263,6 +264,7 @@ def test_a_clearly_slower_trial_is_stopped(runner_of: Callable[..., TrialRunner]
     assert trial.memory_bytes == 5
 
 
+@pytest.mark.slow
 def test_an_unusable_record_is_a_one_line_error(
     tiny_model: Path, job: TrainJobConfig, tmp_path: Path, make_records: Callable[..., pa.Table]
 ) -> None:

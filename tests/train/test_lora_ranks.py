@@ -114,6 +114,7 @@ def test_a_space_sets_ranks_by_patterns_with_dots() -> None:
     assert changed == {"ranks": {"mlp.*": 2, "layers.0.*": 0, "q_proj": 8}, "rank": 4}
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_the_ranks(fresh: Fresh) -> None:
     batch = MicroBatch(tokens=64, supervised=8, longest=32)
 

@@ -17,6 +17,7 @@ def thumbs(*labels: bool) -> list[dict[str, object]]:
     return [{"prompt": f"q{n}", "completion": f"a{n}", "label": label} for n, label in enumerate(labels)]
 
 
+@pytest.mark.slow
 def test_answers_that_people_called_bad_are_not_learned(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"1 of 3 records have `label: false`, and sft would learn .*; train with kto"):
         train("tiny", thumbs(True, False, True), tmp_path / "out", settings=SETTINGS)

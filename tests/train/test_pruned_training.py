@@ -37,6 +37,7 @@ def run(source: Path, records: pa.Table, config: TrainConfig, folder: Path, **op
     return train(source, records, config, TASK, seed=3, out=folder / "out", scratch=folder / "scratch", **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["full", "lora"])
 @torch.no_grad()
 def test_what_is_saved_is_an_ordinary_smaller_model(
@@ -79,6 +80,7 @@ def test_nothing_to_prune_changes_nothing(tiny_model: Path, records: pa.Table, t
         assert len({file_digest(tmp_path / folder / "out" / name) for folder in ("pruned", "plain")}) == 1
 
 
+@pytest.mark.slow
 def test_a_killed_training_ends_with_the_same_bytes(
     tiny_model: Path, records: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

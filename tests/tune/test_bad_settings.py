@@ -116,6 +116,7 @@ def test_where_all_but_a_first_point_fail_the_search_goes_on(name: Any, objectiv
     assert len({repr(trial.drawn) for trial in trials}) > 15
 
 
+@pytest.mark.slow
 def test_what_is_the_fault_of_settings_is_kept_with_the_study(tmp_path: Path) -> None:
     def function(trial: TrialContext) -> float:
         """Each trial fails in another way."""

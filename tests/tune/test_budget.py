@@ -79,6 +79,7 @@ def test_trials_that_fail_have_costs() -> None:
     assert result.trials[1].seconds > 0
 
 
+@pytest.mark.slow
 def test_runs_that_are_cut_off_have_costs(tmp_path: Path) -> None:
     """A budget in seconds that is spent has nothing for another session."""
 
@@ -97,6 +98,7 @@ def test_runs_that_are_cut_off_have_costs(tmp_path: Path) -> None:
     assert second.trials == first.trials
 
 
+@pytest.mark.slow
 def test_a_run_in_this_process_ends_with_the_time(tmp_path: Path) -> None:
     """It continues from its checkpoint in a later session whose budget is larger."""
     steps = list[int]()
@@ -126,6 +128,7 @@ def test_a_run_in_this_process_ends_with_the_time(tmp_path: Path) -> None:
     assert steps == list(range(1, 41))
 
 
+@pytest.mark.slow
 def test_runs_that_are_killed_have_costs() -> None:
     def killed_once(trial: TrialContext) -> float:
         if not (trial.folder / "again").exists():

@@ -24,6 +24,7 @@ def curve(settings: Any) -> list[CurvePoint]:
     return [CurvePoint(abs(settings["x"] - 0.3) + 1 / step) for step in range(1, 10)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second"),
     [

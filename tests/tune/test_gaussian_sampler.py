@@ -55,6 +55,7 @@ def test_failures_push_the_search_away(acquisition: str) -> None:
     assert min(points(killed)) > 0.8 or acquisition == "pi"  # which stays near the best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("acquisition", ["ei", "ucb"])
 def test_a_search_beside_settings_that_fail(acquisition: str) -> None:
     """Beyond 0.5 all trials fail, and the least value would lie there: of three searches two leave it."""
@@ -136,6 +137,7 @@ def test_of_many_trials_the_best_and_the_newest_are_kept() -> None:
     assert numbers == [*range(100), *range(900, 1000)]
 
 
+@pytest.mark.slow
 def test_choices_are_searched() -> None:
     space = Space({"kind": Choice(["a", "b", "c"]), "x": Float(0, 1)})
     sampler, trials = GaussianProcessSampler(space, 3, startup=5), list[Trial]()

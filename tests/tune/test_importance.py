@@ -38,6 +38,7 @@ def optuna_study(space: Space, trials: list[Trial], maximize: bool = False) -> o
     return study
 
 
+@pytest.mark.slow
 def test_shares_of_an_additive_function() -> None:
     # The variance of a uniform number is 1/12 of its squared width: shares 9/14, 4/14 and 1/14, over a logarithm too.
     space = Space({"a": Float(1e-6, 1e-3, log=True), "b": Float(-1, 1), "c": Float(0, 1), "d": Float(0, 5)})
@@ -134,6 +135,7 @@ def test_a_setting_with_one_value_and_failed_trials_count_nothing() -> None:
     assert measure_importance(space, same).shares == {"a": 0, "b": 0}
 
 
+@pytest.mark.slow
 def test_a_sample_of_many_trials_is_the_same_each_time() -> None:
     space = Space({"a": Float(0, 1), "b": Float(0, 1)})
     trials = trials_of(space, MOST + 500, lambda s: round(2 * s["a"]) + s["b"])

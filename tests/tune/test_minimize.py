@@ -118,6 +118,7 @@ def test_checkpoints_save_work_and_change_nothing_else(scheduler: Any) -> None:
     assert sum(trial.tokens for trial in first.trials) < sum(trial.tokens for trial in second.trials)
 
 
+@pytest.mark.slow
 def test_a_larger_budget_continues(tmp_path: Path) -> None:
     first = minimize(anytime, SPACE, budget="6 trials", scheduler=ASHA, seed=5, out=tmp_path)
     again = minimize(anytime, SPACE, budget="6 trials", scheduler=ASHA, seed=5, out=tmp_path)
@@ -137,6 +138,7 @@ def test_files(tmp_path: Path) -> None:
     assert [line["number"] for line in lines] == list(range(6))
 
 
+@pytest.mark.slow
 def test_a_folder_that_a_kill_has_left_is_removed(tmp_path: Path) -> None:
     result = minimize(quadratic, SPACE, budget=3, out=tmp_path)
     check_folders(result, tmp_path)
@@ -165,6 +167,7 @@ def curve(settings: Mapping[str, Any]) -> list[CurvePoint]:
     return [CurvePoint((settings["x"] - 0.3) ** 2 + 1 / step, 60.0) for step in range(1, 10)]
 
 
+@pytest.mark.slow
 def test_a_budget_of_seconds_on_a_simulated_clock(tmp_path: Path) -> None:
     def run(budget: str) -> list[Trial]:
         result = optimize(lambda: replay(curve, 2), Goal(Space(SPACE)), budget=budget, out=tmp_path, sampler="random")
@@ -269,6 +272,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     assert minimize(function, SPACE, budget=1, out=tmp_path).value == 1.0
 
 
+@pytest.mark.slow
 def test_initial_points_are_tried_first(tmp_path: Path) -> None:
     best = {"x": 0.3, "depth": 5, "kind": "b"}
     result = minimize(quadratic, SPACE, budget="3 trials", initial=[best, {**best, "x": 0.9}], out=tmp_path / "study")
@@ -282,6 +286,7 @@ def test_initial_points_are_tried_first(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
 def test_initial_points_of_a_study_that_has_begun_are_tried(tmp_path: Path) -> None:
     options: dict[str, Any] = {"sampler": "random", "out": tmp_path}
     minimize(quadratic, SPACE, budget=3, **options)
@@ -296,6 +301,7 @@ def test_initial_points_that_are_equal_in_python_are_several() -> None:
     assert [repr(trial.settings["a"]) for trial in result.trials] == ["1", "True"]
 
 
+@pytest.mark.slow
 def test_choices_of_lists_have_a_model() -> None:
     space = {"modules": Choice([["q", "v"], ["q", "k", "v"]]), "x": Float(0, 1)}
     sampler = {"name": "gp", "startup": 3}
@@ -310,6 +316,7 @@ def test_choices_that_are_equal_in_python_are_several(sampler: str) -> None:
     assert {repr(trial.settings["a"]) for trial in result.trials} == {"0", "False", "1", "True", "1.5"}
 
 
+@pytest.mark.slow
 def test_studies_that_share_a_database(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'all.db'}"
     first = minimize(quadratic, SPACE, budget=3, out=tmp_path / "a" / "study", storage=url)

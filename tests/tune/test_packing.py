@@ -107,6 +107,7 @@ def test_the_first_trial_runs_alone_until_its_first_report() -> None:
     assert most[:2] == [1, 8]
 
 
+@pytest.mark.slow
 def test_a_study_that_goes_on_knows_what_its_trials_took(tmp_path: Path) -> None:
     search(Machine(9 * GB), out=tmp_path, budget="3 trials", scheduler="none")
     machine = Machine(9 * GB)

@@ -140,6 +140,7 @@ class Corners(PerturbSampler):
 TOY = Space({"h0": Float(0, 1), "h1": Float(0, 1)})
 
 
+@pytest.mark.slow
 def test_a_population_beats_its_fixed_settings() -> None:
     fixed = minimize(ascend, TOY, budget=2, sampler=Corners(TOY))
     assert fixed.value == pytest.approx(0.9**2 * (1 + 0.98**160) - 1.2)
@@ -208,6 +209,7 @@ def test_a_child_goes_on_from_the_checkpoint_of_its_parent(whole: TuneResult, tm
     assert sum(trial.state is TrialState.FINISHED for trial in whole.trials) == 4
 
 
+@pytest.mark.slow
 def test_the_lineage_of_the_best(whole: TuneResult, tmp_path: Path) -> None:
     result = run(out=tmp_path)
     assert outcome(result.trials) == outcome(whole.trials)
@@ -224,6 +226,7 @@ def test_the_lineage_of_the_best(whole: TuneResult, tmp_path: Path) -> None:
     assert result.schedule == spans
 
 
+@pytest.mark.slow
 def test_children_of_a_study_that_was_reopened_read_as_they_were(tmp_path: Path) -> None:
     result = run(out=tmp_path)
     assert outcome(read_study(tmp_path)[1]) == outcome(result.trials)
@@ -237,6 +240,7 @@ def test_children_of_a_study_that_was_reopened_read_as_they_were(tmp_path: Path)
     }
 
 
+@pytest.mark.slow
 def test_processes_are_inline(tmp_path: Path) -> None:
     inline = run()
     assert sum(trial.fork is not None for trial in inline.trials) == 5
@@ -304,6 +308,7 @@ def test_a_driver_that_is_killed_in_the_midst_of_a_copy(whole: TuneResult, tmp_p
     assert not list((tmp_path / "trials" / "copies").iterdir())
 
 
+@pytest.mark.slow
 def test_a_parent_that_is_gone_fails_its_child(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TrialFolders, "copy", lambda folders, parent, child: (_ for _ in ()).throw(Killed()))

@@ -63,6 +63,7 @@ def brute_front(trials: Any, signs: tuple[int, ...]) -> list[int]:
     ]
 
 
+@pytest.mark.slow
 def test_the_front_its_files_and_optunas_study(tmp_path: Path) -> None:
     def function(trial: TrialContext) -> tuple[float, float]:
         loss, accuracy = values(trial.settings, 9).values()
@@ -130,6 +131,7 @@ def test_a_study_in_many_sessions_is_the_study_in_one(tmp_path: Path) -> None:
     assert {path.stem for path in (tmp_path / "front").iterdir()} == {f"{trial.number:04d}" for trial in parts.front}
 
 
+@pytest.mark.slow
 def test_the_dashboard_shows_the_front(tmp_path: Path) -> None:
     from optuna_dashboard import wsgi
 
@@ -232,6 +234,7 @@ def test_a_study_whose_trials_miss_a_metric_ends() -> None:
         minimize(lambda trial: {"loss": 1.0}, SPACE, budget=50, objectives=["loss", "size"])
 
 
+@pytest.mark.slow
 def test_a_study_of_other_objectives_is_refused(tmp_path: Path) -> None:
     def run(objectives: Any, **options: Any) -> Any:
         return minimize(anytime, SPACE, budget=3, sampler="random", objectives=objectives, out=tmp_path, **options)
@@ -296,6 +299,7 @@ def test_a_sampler_made_for_one_objective_is_refused() -> None:
         minimize(anytime, SPACE, budget=3, sampler=sampler, objectives=OBJECTIVES)
 
 
+@pytest.mark.slow
 def test_one_objective_by_name_is_a_study_of_one() -> None:
     def run(function: Any, **options: Any) -> Any:
         return minimize(function, SPACE, budget=12, seed=2, **options)

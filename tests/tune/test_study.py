@@ -134,6 +134,7 @@ def test_a_changed_space_is_refused(tmp_path: Path) -> None:
     assert line.endswith("take that back, or name another --out and this folder as warm_start")
 
 
+@pytest.mark.slow
 def test_a_study_that_was_killed_as_it_began_is_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(*arguments: object) -> None:
         raise KeyboardInterrupt

@@ -136,6 +136,7 @@ def test_the_forest_suggests_where_ranks_are_best() -> None:
     assert all(abs(point["x"] - 0.7) < 0.15 for point in drawn)
 
 
+@pytest.mark.slow
 def test_a_study_is_kept_with_its_task_and_found_again(tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"sampler": "random", "features": {"size": 3.0}}
     minimize(bowl(0.3, 0.6), SQUARE, budget=12, out=tmp_path / "first", **arguments)
@@ -212,6 +213,7 @@ def test_the_sentence_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert "starts from 3 settings of first (not comparable, 6 trials)" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_study_that_has_just_begun_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     space = {"x": Float(0, 1)}
     minimize(lambda trial: trial["x"], space, budget=3, out=tmp_path / "one")

@@ -28,6 +28,7 @@ def outcomes(result: TuneResult) -> list[tuple[Any, ...]]:
     return [(trial.settings, trial.state, [(r.step, r.value) for r in trial.reports]) for trial in result.trials]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scheduler", "removes"), [("asha", True), ("hyperband", True), ("pbt", False)])
 def test_on_a_full_disk_checkpoints_of_the_worst_are_removed(
     scheduler: str, removes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

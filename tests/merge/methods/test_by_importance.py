@@ -80,6 +80,7 @@ def reference(models: Path, choose: bool) -> Weights:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", ["average", "choose"])
 def test_heads_are_merged_one_by_one(models: Path, tmp_path: Path, heads: str) -> None:
     expected = reference(models, choose=heads == "choose")

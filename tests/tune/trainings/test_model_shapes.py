@@ -119,6 +119,7 @@ def test_impossible_shapes_are_named_before_a_study(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_shapes_of_a_space_that_are_possible_pass(deep_model: Path) -> None:
     entries = {"train.prune.layers": {"int": [1, 4]}, "train.prune.inner": {"int": [1, 288]}}
     base = job(deep_model).model_dump(mode="json")

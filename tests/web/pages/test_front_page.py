@@ -118,6 +118,7 @@ def shown(page: str) -> str:
     return " ".join(unescape(re.sub("<[^>]+>", " ", re.sub("<script.*?</script>", "", main, flags=re.DOTALL))).split())
 
 
+@pytest.mark.slow
 def test_the_page_says_what_was_chosen_and_what_mattered(tmp_path: Path) -> None:
     with Study(Goal(SPACE, THREE), folder=tmp_path) as study:
         fill(study, 40)

@@ -139,6 +139,7 @@ def loss(settings: dict[str, Any]) -> float:
     return abs(float(np.log10(settings["rate"])) + 3) + 0.1 * settings.get("rank", 10) / 64
 
 
+@pytest.mark.slow
 def test_slices_parallel_coordinates_and_importance(tmp_path: Path) -> None:
     with Study(Goal(SPACE, Objectives((Objective("loss"),))), folder=tmp_path) as study:
         fill_many(study, 40, loss)
@@ -177,6 +178,7 @@ def test_slices_parallel_coordinates_and_importance(tmp_path: Path) -> None:
     assert "without a share of their own: alpha, epochs (derived or fixed)." in text
 
 
+@pytest.mark.slow
 def test_a_maximised_metric(tmp_path: Path) -> None:
     with Study(Goal(SPACE, Objectives((Objective("accuracy", maximize=True),))), folder=tmp_path) as study:
         fill_many(study, 30, lambda settings: -loss(settings))
