@@ -1,4 +1,4 @@
-"""``posttrain.Workspace`` does what the command line does, on the same workspace, and beside it."""
+"""``posttrain.Workspace`` does what the command line does, on the same workspace, also while it runs."""
 
 import csv
 import json

@@ -28,7 +28,7 @@ _LIBRARIES = [
 ]
 
 FORKS = multiprocessing.get_context("forkserver")
-"""The one fork server of a test process: what is to be forked from it must be in this list."""
+"""The one fork server of a test process: what it forks must be in this list."""
 
 FORKS.set_forkserver_preload(["without_gc", *_LIBRARIES, *_OWN_MODULES])
 

@@ -139,7 +139,7 @@ def test_reviewers_see_how_likely_each_answer_is_once_there_are_enough(server: A
             for number in range(count):
                 task = queue.next(name, batch)
                 assert task is not None
-                # The owner is mostly wrong: two who are mostly right, and disagree once, count for more than he.
+                # The owner is mostly wrong: two who are mostly right, and disagree once, count for more than the owner.
                 answers = {
                     "annotator": 0,
                     "reviewer": 0 if number else 1,

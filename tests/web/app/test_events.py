@@ -108,7 +108,7 @@ def test_streams_are_few_and_end_with_the_server(server: Any) -> None:
     run(listen)
 
 
-def test_a_reader_starts_near_the_end_and_follows_a_file_that_is_begun_anew(tmp_path: Path) -> None:
+def test_a_reader_starts_near_the_end_and_follows_a_file_that_begins_again(tmp_path: Path) -> None:
     path = tmp_path / "log"
     assert list(LineReader(path).lines()) == []
     append(path, "".join(f"line {number:06}\n" for number in range(10_000)))
