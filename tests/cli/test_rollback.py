@@ -59,7 +59,7 @@ def test_to_takes_the_id_of_a_model_and_leads_back_and_forth(posttrain: Call, ro
 
 def test_the_base_model_needs_a_yes(posttrain: Call, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = registry_outcome(root)
-    what = "round 2 (60.0%) → round 0 (10.0%) puts the untrained base model in service"
+    what = "round 2 (60.0%) → round 0 (10.0%) puts the base model in service, which is not trained on your task"
     line = posttrain("models", "rollback", "-w", root, "--to", "round 0").mistake
     assert line == f"{what}; add --yes if that is meant, or name another model with --to"
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)

@@ -67,7 +67,7 @@ class Models:
         """Puts an earlier champion back in service at once; returns its id.
 
         Without ``to`` the last promotion is undone, once: a second call finishes a rollback that was killed, and goes
-        back no further. The command line asks before it goes back to the untrained base model; this does not.
+        back no further. The command line asks before it goes back to the base model; this does not.
 
         Args:
             to: the earlier champion: ``round 2`` or a model's name.

@@ -36,7 +36,7 @@ def show(
     defaults: Annotated[bool, typer.Option("--defaults", help="Print all keys with defaults, as YAML.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Print the config as the file has it, without its passwords and keys; or every key with its default."""
+    """Print the config with passwords and API keys hidden; with --defaults, every key with its default."""
     if defaults:
         typer.echo(reference(Config))
         return
@@ -75,7 +75,8 @@ def keys(
 
 @app.command()
 def check(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False) -> None:
-    """Check the config and the records, columns and labels of every file it names; exit with 2 if a run would refuse.
+    """Check the config and the records, columns and labels of every file it names; exit with 2 if a run
+    would refuse them.
 
     Prints a line for each file, and notes on what a run accepts but you may not expect.
     """

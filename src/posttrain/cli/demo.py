@@ -21,7 +21,7 @@ def demo(
     dir: Annotated[Path, typer.Option("--dir", help="The demo's workspace.")] = Path("demo"),
     quick: Annotated[bool, typer.Option("--quick", help="A tiny model; about a minute.")] = False,
     minutes: Annotated[
-        float, typer.Option(min=1, max=1440, help="What it may take: sizes the rounds to this machine, once.")
+        float, typer.Option(min=1, max=1440, help="Time budget; the rounds are sized when the folder is created.")
     ] = 8,
     data: Annotated[
         Path | None, typer.Option("--data", help="Your own labelled file in place of the bundled task.")

@@ -19,7 +19,7 @@ def doctor(
 ) -> None:
     """Check versions, devices, disks, optional parts, models and the workspace; say what to install or mend.
 
-    Exits with 1 if something is broken that is needed.
+    Exits with 1 if a required part is broken.
     """
     here = Path()
     checks = list(check_environment(workspace or (here if (here / CONFIG_FILE).is_file() else None)))

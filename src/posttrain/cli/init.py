@@ -19,7 +19,9 @@ def init(
     directory: Annotated[Path, typer.Argument(help="Folder of the new workspace.")],
     template: Annotated[
         str | None,
-        typer.Option(help="classify (a closed set of labels) or answer (free text); by the answers, else classify."),
+        typer.Option(
+            help="classify (a closed set of labels) or answer (free text); detected from the answers by default."
+        ),
     ] = None,
     test: Annotated[str | None, typer.Option(help="Your file of records with answers to measure by.")] = None,
     pool: Annotated[str | None, typer.Option(help="Your file of inputs to choose from.")] = None,
@@ -91,8 +93,7 @@ def _write(directory: Path, proposal: Proposal) -> None:
         print_line(line)
     print_line(f"made {directory}: {' and '.join(files)}, from the template `{proposal.template}`")
     print_line(
-        f"next: write in `task.system` what the model shall do; posttrain config check -w {directory}; "
-        f"posttrain run -w {directory}"
+        f"next: describe the task in `task.system`; posttrain config check -w {directory}; posttrain run -w {directory}"
     )
 
 

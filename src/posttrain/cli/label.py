@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from posttrain.label.queue import Queue
     from posttrain.loop.config import Config
 
-app = typer.Typer(name="label", help="Export batches to label, and import the labels.", no_args_is_help=True)
+app = typer.Typer(
+    name="label", help="Label batches on the pages or in files, and report the quality of labels.", no_args_is_help=True
+)
 
 _FORMATS = ("csv", "jsonl", "label-studio")
 _UNLIKELY = 0.01  # p-value of a difference between batch and pool that is worth a line
@@ -66,16 +68,18 @@ def import_(
     format: FormatOption = None,
     batch: Annotated[
         str | None,
-        typer.Option(help="The batch that it is for, or a new one; by default the one to be labelled, or of its name."),
+        typer.Option(
+            help="Batch to import into; by default the one that waits for labels, or a new one named after the file."
+        ),
     ] = None,
-    kind: Annotated[str | None, typer.Option(help="Kind of the answers; seen from the file by default.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Kind of the answers; detected from the file by default.")] = None,
     question: Annotated[str | None, typer.Option(help="Which of the file's questions, if it has several.")] = None,
     field: Annotated[str | None, typer.Option(help="Which of the file's texts to label.")] = None,
     annotator: Annotated[
         str | None, typer.Option(help="Who answered, in a file that does not say; its name by default.")
     ] = None,
     gold: Annotated[
-        bool, typer.Option("--gold", help="The answers are right; annotators are measured by them.")
+        bool, typer.Option("--gold", help="Treat the answers as correct, and measure annotators by them.")
     ] = False,
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
@@ -115,7 +119,7 @@ def close(
     drop: Annotated[bool, typer.Option("--drop", help="Drop the items that are not decided.")] = False,
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
-    """Close a batch of the queue: nobody is given its items any more, and nothing in it changes."""
+    """Close a batch of the queue: annotators get no more items of it, and its answers are final."""
     from posttrain.label.audit import record_change
 
     with open_workspace(workspace, write=True) as (store, config):
@@ -176,7 +180,7 @@ def _newest_batch(queue: "Queue") -> str:
 
 @app.command()
 def report(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False) -> None:
-    """Show labels by round, and of the queue's answers agreement, gold accuracy, work and alarms."""
+    """Show the labels of each round, and the agreement, gold accuracy, workload and alarms of the queue."""
     from posttrain.label.quality.queue_report import report_on_queue
 
     with open_workspace(workspace, checked=False) as (store, config):

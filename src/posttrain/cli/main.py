@@ -40,7 +40,9 @@ class _Verbs(LazyGroup):
             "posttrain.cli.status:status", "Show the rounds, the champion, and what the loop waits for."
         ),
         "show": LazyVerb("posttrain.cli.show:show", "Show any artifact, run, round or record with its lineage."),
-        "report": LazyVerb("posttrain.cli.report:report", "Write one self-contained HTML page that works offline."),
+        "report": LazyVerb(
+            "posttrain.cli.report:report", "Write a report on the loop as one HTML page that works offline."
+        ),
         "doctor": LazyVerb(
             "posttrain.cli.doctor:doctor",
             "Check versions, devices, disks, optional parts, models and the workspace; say what to install or mend.",
@@ -69,7 +71,7 @@ class _Verbs(LazyGroup):
             "posttrain.cli.train:train", "Train a model on a file or a dataset version; resume a stopped training."
         ),
         "tune": LazyVerb(
-            "posttrain.cli.tune:app", "Search the best settings of a training for the least compute; resume a study."
+            "posttrain.cli.tune:app", "Search for the best training settings with the least compute; resume a study."
         ),
         "plan": LazyVerb(
             "posttrain.cli.plan:plan",
@@ -82,7 +84,9 @@ class _Verbs(LazyGroup):
         "merge": LazyVerb("posttrain.cli.merge:merge", "Merge models into one, by a recipe or by options."),
         "config": LazyVerb("posttrain.cli.config:app", "Show, search or check posttrain.yaml."),
         "data": LazyVerb("posttrain.cli.data:app", "Build, inspect and export dataset versions."),
-        "label": LazyVerb("posttrain.cli.label:app", "Export batches to label, and import the labels."),
+        "label": LazyVerb(
+            "posttrain.cli.label:app", "Label batches on the pages or in files, and report the quality of labels."
+        ),
         "models": LazyVerb("posttrain.cli.models:app", "List, promote, roll back, export and push models."),
     }
 

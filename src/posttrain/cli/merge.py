@@ -32,13 +32,16 @@ def merge(
     method: Annotated[str | None, typer.Option(help="Merge method; linear by default.")] = None,
     base: Annotated[str | None, typer.Option(help="The model that all were trained from.")] = None,
     weights: Annotated[
-        str | None, typer.Option(help="One a model, such as 0.3,0.7; auto: from scores and Fisher norms.")
+        str | None,
+        typer.Option(help="One weight per model, such as 0.3,0.7; auto: computed from scores and Fisher norms."),
     ] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option(help="Records for methods that read some, and auto; repeatable, one a model."),
+        typer.Option(help="Records for methods that need data and for --weights auto; repeatable, a file per model."),
     ] = None,
-    examples: Annotated[int | None, typer.Option(min=1, help="Most records of a file; 256 by default.")] = None,
+    examples: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of records read from each file; 256 by default.")
+    ] = None,
     scores: Annotated[
         str | None, typer.Option(help="With --weights auto, one a model, such as 0.85,0.90; by default of the data.")
     ] = None,
@@ -55,7 +58,7 @@ def merge(
         typer.Option(help="`weights` puts the hidden units of models of different initialisation in one order first."),
     ] = None,
     memory: Annotated[str, typer.Option(help="Weights held at once, such as 2GiB or 500MB.")] = "2GiB",
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes side by side; one a core by default.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Parallel processes; one per core by default.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan with an estimate, and write nothing.")
     ] = False,
@@ -64,7 +67,7 @@ def merge(
     ] = None,
     search: Annotated[
         list[str] | None,
-        typer.Option(help="Search the numbers with the highest score on suites or [NAME=]records; repeatable."),
+        typer.Option(help="Search for the settings that score highest on these suites or [NAME=]records; repeatable."),
     ] = None,
     trials: Annotated[int | None, typer.Option(min=1, help="Merges that a search measures; 30 by default.")] = None,
     validate: Annotated[

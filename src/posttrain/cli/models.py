@@ -221,12 +221,12 @@ def _round_text(store: Workspace, model: str) -> str:
 
 
 def _confirm_base(change: str) -> None:
-    """Asks before the untrained base model goes in service.
+    """Asks before the base model, which is not trained on the task, goes in service.
 
     Raises:
         UserError: nobody can be asked, or the answer is no.
     """
-    what = f"{change} puts the untrained base model in service"
+    what = f"{change} puts the base model in service, which is not trained on your task"
     if not sys.stdin.isatty():
         raise UserError(what, fix="add --yes if that is meant, or name another model with --to")
     if not typer.confirm(f"{what}. Roll back?"):

@@ -42,7 +42,7 @@ def plan(
 ) -> None:
     """Estimate memory, micro-batch and time of a training from the model's config alone.
 
-    With -w, or in a workspace's folder, that of its posttrain.yaml on its newest training set.
+    With -w, or in a workspace's folder: of the training that posttrain.yaml describes, on the newest training set.
     """
     file = workspace / CONFIG_FILE
     # A model that is named alone, in the folder of a workspace, is one to look at and not the workspace's.

@@ -16,7 +16,7 @@ def report(
     ] = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
-    """Write one self-contained HTML page that works offline."""
+    """Write a report on the loop as one HTML page that works offline."""
     from posttrain.web.page import check_page_file
 
     # Before the workspace is read: a long report must not fail at its last step.

@@ -17,9 +17,15 @@ def run(
         int | None, typer.Option(min=0, help="Number of the last round; `rounds` of the config by default.")
     ] = None,
     until: Annotated[str | None, typer.Option(help="Stop after this stage of the round in progress.")] = None,
-    urgent: Annotated[bool, typer.Option("--urgent", help="Set `urgent` to 1 in the triggers.")] = False,
+    urgent: Annotated[
+        bool,
+        typer.Option(
+            "--urgent", help="Make the trigger value `urgent` 1 for one round, so that a rule on it starts the round."
+        ),
+    ] = False,
     partial_batch: Annotated[
-        bool, typer.Option("--partial", help="Go on with the labels that are there; the rest returns to the pool.")
+        bool,
+        typer.Option("--partial", help="Continue with the labels given so far; unlabelled records return to the pool."),
     ] = False,
     baseline: Annotated[
         str | None, typer.Option(help="random: also run the same loop with randomly drawn records, to compare.")
@@ -28,7 +34,7 @@ def run(
         bool,
         typer.Option(
             "--watch",
-            help="Watch for answers, files, feedback, triggers and the schedule, and continue; a line an event.",
+            help="Keep running: wait for answers, files, feedback, triggers and the schedule, then continue.",
         ),
     ] = False,
 ) -> None:

@@ -50,7 +50,7 @@ def train(
     objective: ObjectiveOption = None,
     config: ConfigOption = None,
     set: SetOption = None,
-    fork: Annotated[bool, typer.Option("--fork", help="Resume although config or data have changed.")] = False,
+    fork: Annotated[bool, typer.Option("--fork", help="Resume even if config, data or code have changed.")] = False,
     inspect: Annotated[
         int | None, typer.Option(min=1, help="Print this many examples as the model sees them, and exit.")
     ] = None,

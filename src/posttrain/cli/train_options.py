@@ -26,7 +26,7 @@ ModelOption = Annotated[str | None, typer.Option(help="A folder, a .gguf file, a
 DataOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="A file of records, which may be repeated, hub:OWNER/NAME:SPLIT, or a dataset version such as train@v2."
+        help="A file of records (repeat for several), hub:OWNER/NAME:SPLIT, or a dataset version such as train@v2."
     ),
 ]
 _OPTIONS = {"model": "--model", "data": "--data", "train.objective": "--objective"}

@@ -32,7 +32,9 @@ class _Verbs(LazyGroup):
 
     verbs: ClassVar = {
         "run": LazyVerb("posttrain.cli.tune:run", "Search the settings that a config names; resume a stopped study."),
-        "show": LazyVerb("posttrain.cli.tune:show", "Show a study: the best trials, and how many ended how."),
+        "show": LazyVerb(
+            "posttrain.cli.tune:show", "Show a study: its best trials, and the number of trials in each state."
+        ),
         "report": LazyVerb(
             "posttrain.cli.tune:report", "Write one page about a study: what mattered, and every trial."
         ),
@@ -139,7 +141,7 @@ def show(
     storage: StorageOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show a study: the best trials, and how many ended how."""
+    """Show a study: its best trials, and the number of trials in each state."""
     from posttrain.store.files import is_locked
     from posttrain.tune.budget import count_trials
     from posttrain.tune.progress import describe_best

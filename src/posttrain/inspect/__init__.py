@@ -1,1 +1,4 @@
-"""Questions about a workspace: show, status, preview, compare, verify, explain. Reads; changes nothing."""
+"""Answers questions about a workspace: show, status, preview, compare, verify, explain.
+
+Never changes the champion or the rounds. An answer that takes passes of a model is an artifact: it is computed once.
+"""

@@ -126,7 +126,7 @@ def _block(split: Sequence[Sequence[str]]) -> _Block:
     numbers = count()
     names: list[int] = []
     for words in split:
-        # A new dictionary for each text, with numbers that go on: equal words of two texts must not recur.
+        # A new dictionary for each text, with numbers that continue: equal words of two texts must not recur.
         ids: dict[str, int] = {}
         names += [ids.setdefault(word, number) for word, number in zip(words, numbers, strict=False)]
     sizes = np.fromiter(map(len, split), np.int64, len(split))

@@ -46,7 +46,7 @@ DEFAULT_STEPS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("minhash", {}),
 )
 """Steps that new records run through by default, by name and settings: cheap ones against what models do wrong, which
-is to say nothing, to go on without end and to repeat themselves; then duplicates."""
+is to say nothing, to continue without end and to repeat themselves; then duplicates."""
 
 
 # Runs of letters and digits; where words have no spaces between them, each character.
