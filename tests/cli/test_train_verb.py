@@ -227,5 +227,5 @@ def test_a_folder_with_other_files_is_refused(answers: Path, tmp_path: Path, pos
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious").touch()
     outcome = posttrain("train", *SMALL, "--data", answers, "--out", tmp_path / "out")
-    assert "is there and is not a training" in outcome.mistake
+    assert "is not the folder of a training" in outcome.mistake
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["precious"]

@@ -189,7 +189,9 @@ def test_changed_code_or_libraries_need_a_fork(interrupted_training: Train, monk
 def test_a_finished_training_cannot_be_forked(interrupted_training: Train) -> None:
     interrupted_training()
     for fork in (False, True):
-        with pytest.raises(UserError, match=r"is done, and was begun otherwise: `train\.epochs` was 2 and is 3; name"):
+        with pytest.raises(
+            UserError, match=r"is done, and began with other settings: `train\.epochs` was 2 and is 3; name"
+        ):
             interrupted_training(fork=fork, epochs=3)
 
 

@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 def empty_cache() -> None:
-    """Frees what nobody holds any more; call it outside of the ``except`` that holds the error's frames."""
+    """Frees memory that is not in use; call it outside of the ``except`` that holds the error's frames."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -215,7 +215,7 @@ class RankGates(StepHook):
         """
         saved = tensors.get("gates.log_alpha")
         if saved is None or saved.shape != self.log_alpha.shape:
-            fix = "train as it was begun, or start afresh in another folder"
+            fix = "train as it began, or start again in another folder"
             raise UserError("the checkpoint has no gates of this adapter", where="train.lora.gates", fix=fix)
         own = "gates.optimizer."
         self._state.load({name.removeprefix(own): tensor for name, tensor in tensors.items() if name.startswith(own)})

@@ -1,6 +1,6 @@
 """Save, resume and roll back a training so that no kill undoes a decision; finish the step on Ctrl-C or SIGTERM.
 
-The log beside the checkpoints holds rollbacks and smaller micro-batches, so that the next attempt knows them.
+A log next to the checkpoints holds rollbacks and smaller micro-batches, so that the next attempt knows them.
 """
 
 import json

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from posttrain.train.pruning import pruned_base, pruning_report
 from posttrain.train.rank_gates import RankGates, cut_adapter, gate_ranks
 from posttrain.train.shape import check_trained_shape
 from posttrain.train.trainer import Trainer
-from posttrain.train.training_set import read_training_set
+from posttrain.train.training_set import TrainingSet, read_training_set
 
 log = logging.getLogger("posttrain")
 
@@ -87,33 +88,22 @@ def train(
         WorkError: if training fails and cannot be recovered.
         TrainingStopped: a callback asked to stop; its checkpoint lies in ``scratch``.
     """
-    check_model_folder(source, weights=not config.from_scratch)
-    if config.from_scratch:
-        check_from_scratch(config)
-    check_trained_shape(str(source), config)
-    check_ranks(str(source), config)
-    config = config.with_teacher_from(Path())
-    if config.precision == "auto":
-        config = config.with_precision(choose_precision(count_weights(source)))
-    if config.method != "lora" and config.lora != LoraConfig():
-        log.warning("  train.lora is set, and train.method is full: all weights are trained; set train.method to lora")
-    if config.surgery.method == "none" and config.surgery != SurgeryConfig():
-        log.warning("  train.surgery is set, and its method is none: all gradients are summed; name a method")
+    config = _checked(source, config)
     data = read_training_set(str(source), records, config, task, scratch, difficulties, weights)
     units, columns = data.units, data.records
+    if units.cut:
+        log.warning("  cut to train.max_length: %d of %d records", len(units.cut), len(units))
     # Before the model is loaded: a head that the base model lacks is drawn at random.
     torch.manual_seed(seed)
     if config.prune.is_set:
         source = pruned_base(source, units, config, task, seed, scratch)
         torch.manual_seed(seed)  # again, as a resumed training finds the pruned model and draws nothing for it
     lm = _load_model(config, source, task, seed)
-    if units.cut:
-        log.warning("  cut to train.max_length: %d of %d records", len(units.cut), len(units))
     margins = () if columns.margins is None else columns.margins.tolist()
     # No name for the inputs: they hold the model, whose memory a teacher gets.
     objective = build_objective(ObjectiveInputs(units, config, lm, units.targets.tolist(), margins, columns.weights))
     if objective.has_teacher:
-        del lm  # the teacher gets the student's memory
+        del lm
         objective.cache_teacher_outputs(scratch)
         lm = _load_model(config, source, task, seed)
     if config.method == "lora":
@@ -135,47 +125,66 @@ def train(
         steps = trainer.train()
     except TrainingStopped:
         # Now, as the trainer has given the model back as it was loaded, without what it attaches for training.
-        if callbacks:
-            gates = _rank_gates(trainer)
-            with gates.fixed() if gates else nullcontext():
-                callbacks.on_stop(lm)
+        gates = _rank_gates(trainer)
+        with gates.fixed() if gates else nullcontext():
+            trainer.callbacks.on_stop(lm)
         raise
-    skipped = sum(step.update_ratio is None for step in steps)
-    _check_trained(lm, len(steps), skipped, config)
-    ranks: dict[str, int] = {}
+    summary = _summarise(trainer, data, steps)
+    _check_trained(lm, len(steps), summary["skipped_steps"], config)
     if gates := _rank_gates(trainer):
-        ranks = gate_ranks(gates.by_module(), config.lora)
+        ranks = summary["ranks"] = gate_ranks(gates.by_module(), config.lora)
         lm = cut_adapter(lm, gates.by_module(), config.lora)
         modules = sum(rank > 0 for rank in ranks.values())
         log.info("  gates keep %d of %d ranks, in %d modules", sum(ranks.values()), len(gates.costs), modules)
     if config.method == "lora":
         lm = merge_adapter(lm, out / "adapter")
         if config.prune.is_set:
-            remove_tree(out / "adapter")  # of a base that nobody has
+            remove_tree(out / "adapter")  # its base is not kept
+    if config.prune.is_set and (report := pruning_report(source)):
+        summary["pruning"] = report
     save_language_model(lm, out)
     (out / STEPS).write_text(json.dumps([_deterministic_fields(step) for step in steps], indent=0), encoding="utf-8")
-    optional: dict[str, Any] = {"ranks": ranks} if ranks else {}
-    if config.prune.is_set and (report := pruning_report(source)):
-        optional["pruning"] = report
-    seen = trainer.state.sampler.seen(len(steps)).reshape(len(units), units_per_record).sum(1)
-    if never_met := [units.record_ids[row] for row in np.flatnonzero(seen == 0)]:
-        log.warning("  never met: %d of %d records", len(never_met), len(units))
-        optional["never_met"] = never_met
-    if data.too_long:
-        total = len(data.too_long) + len(units)
-        log.warning("  left out, longer than train.max_length: %d of %d records", len(data.too_long), total)
-        optional["too_long"] = data.too_long
-    if data.weightless:
-        log.warning("  left out for their weight of 0: %d records", len(data.weightless))
-        optional["weightless"] = data.weightless
-    if mixes := mix_counts(trainer.state.sampler, trainer.kinds or {}, len(steps)):
-        optional["mixes"] = mixes
-    return optional | {
+    return summary
+
+
+def _checked(source: Path, config: TrainConfig) -> TrainConfig:
+    """Checks the settings against the model's files, names those without effect, and decides teacher and precision."""
+    check_model_folder(source, weights=not config.from_scratch)
+    if config.from_scratch:
+        check_from_scratch(config)
+    check_trained_shape(str(source), config)
+    check_ranks(str(source), config)
+    config = config.with_teacher_from(Path())
+    if config.precision == "auto":
+        config = config.with_precision(choose_precision(count_weights(source)))
+    if config.method != "lora" and config.lora != LoraConfig():
+        log.warning("  train.lora is set, and train.method is full: all weights are trained; set train.method to lora")
+    if config.surgery.method == "none" and config.surgery != SurgeryConfig():
+        log.warning("  train.surgery is set, and its method is none: all gradients are summed; name a method")
+    return config
+
+
+def _summarise(trainer: Trainer, data: TrainingSet, steps: Sequence[StepValues]) -> dict[str, Any]:
+    """Returns counts and losses of a training, and logs what it left out."""
+    units, sampler = data.units, trainer.state.sampler
+    seen = sampler.seen(len(steps)).reshape(len(units), -1).sum(1)
+    left_out = {
+        "never_met": ("never met", [units.record_ids[row] for row in np.flatnonzero(seen == 0)]),
+        "too_long": ("left out, longer than train.max_length", data.too_long),
+        "weightless": ("left out for their weight of 0", data.weightless),
+    }
+    total = len(units) + len(data.too_long) + len(data.weightless)
+    for message, ids in left_out.values():
+        if ids:
+            log.warning("  %s: %d of %d records", message, len(ids), total)
+    optional: dict[str, Any] = {name: ids for name, (_, ids) in left_out.items()}
+    optional["mixes"] = mix_counts(sampler, trainer.kinds or {}, len(steps))
+    return {name: value for name, value in optional.items() if value} | {
         "examples": len(units),
         "cut": len(units.cut),
         "cut_records": units.cut,
         "steps": len(steps),
-        "skipped_steps": skipped,
+        "skipped_steps": sum(step.update_ratio is None for step in steps),
         "tokens": sum(step.tokens for step in steps),
         "supervised_tokens": sum(step.supervised_tokens for step in steps),
         "first_loss": finite(steps[0].loss),

@@ -48,7 +48,7 @@ log = logging.getLogger("posttrain")
 
 CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
 TUNED = "autotune.json"
-"""The file beside a config that was tuned for a later training in the same folder."""
+"""The file next to a config that was tuned for a later training in the same folder."""
 _WORK_FOLDER = ".training"
 _STARTED = "started.json"
 """Settings, contents and versions at the start of a training, in its work folder."""
@@ -144,7 +144,7 @@ def train_standalone(
     """
     work = out / _WORK_FOLDER
     if out.exists() and not work.is_dir() and not (out.is_dir() and _is_empty(out)):
-        raise UserError("is there and is no training", where=str(out), fix="name another --out")
+        raise UserError("is not the folder of a training", where=str(out), fix="name another --out")
     with _clean_up_on_user_error(out):
         make_folder(work)
         with hold_lock(work / "lock", busy_message="is being trained by another process"):
@@ -313,10 +313,12 @@ def _check_identity(out: Path, identity: dict[str, Any], fork: bool) -> None:
         more = f", and {len(changes) - _CHANGES_SHOWN} more" if len(changes) > _CHANGES_SHOWN else ""
         listed = ", ".join(changes[:_CHANGES_SHOWN]) + more
         if changes and done:
-            raise UserError(f"is done, and was begun otherwise: {listed}", where=str(out), fix="name another --out")
+            raise UserError(
+                f"is done, and began with other settings: {listed}", where=str(out), fix="name another --out"
+            )
         if changes and trained and not fork:
             fix = "take that back, resume all the same with --fork, or name another --out"
-            raise UserError(f"this training was begun otherwise: {listed}", where=str(out), fix=fix)
+            raise UserError(f"this training began with other settings: {listed}", where=str(out), fix=fix)
         if changes:
             remove_tree(work / "base")  # perhaps of another model
         if changes and not trained:  # as after a corrected mistake

@@ -160,8 +160,8 @@ class Trainer:
         parts.meter.start()
         with phase("data"):
             batch = parts.batches.next(step)
-        # Loss and gradients of other data are no fault: records learned by heart have next to no gradient, beside which
-        # any that a curriculum opens would look like an explosion.
+        # Losses and gradients of other data say nothing about these: records learned by heart have next to no gradient,
+        # so that those of records which a curriculum has opened would look like an explosion.
         if batch.changes_data:
             state.monitor.reset()
         lr = state.interventions.lr_factor * parts.learning_rate(step)

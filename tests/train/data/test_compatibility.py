@@ -47,7 +47,7 @@ def test_an_end_of_turn_must_be_a_token(end: str) -> None:
     with pytest.raises(UserError) as caught:
         check_template(chat(CHATML.replace("END", end)))
     assert str(caught.value).startswith(
-        f"model: the chat template ends turns with `{mark}`, which is no token of the tokenizer; use the tokenizer"
+        f"model: the chat template ends turns with `{mark}`, which is not a token of the tokenizer; use the tokenizer"
     )
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": [mark]})

@@ -17,5 +17,5 @@ class CheckpointConfig(Section):
 
     @property
     def enabled(self) -> bool:
-        """True if checkpoints are to be written."""
+        """True if checkpoints are written."""
         return self.every_seconds is not None or self.every_steps is not None

@@ -194,8 +194,8 @@ def _write_tensor(file: BinaryIO, content: memoryview) -> str:
 def write_steps(folder: Path, steps: Sequence[StepValues], earlier: StepsFile | None) -> bytes:
     """Writes the steps into a fresh folder, as a hard link to the earlier file with new lines appended.
 
-    What another checkpoint's manifest covers is never touched: a kill leaves behind it, at most, lines that nobody
-    reads.
+    What another checkpoint's manifest covers is never touched: a kill leaves behind it, at most, lines that are
+    not read.
 
     Returns:
         The lines of all steps.

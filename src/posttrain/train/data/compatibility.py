@@ -37,7 +37,9 @@ def check_template(chat: ChatTemplate) -> None:
     end = _MARK.match(text[text.rindex(_PROBE) + len(_PROBE) :].lstrip()) if _PROBE in text else None
     if end and len(_ids(chat, end[0])) > 1:
         raise UserError(
-            f"the chat template ends turns with `{end[0]}`, which is no token of the tokenizer", where="model", fix=fix
+            f"the chat template ends turns with `{end[0]}`, which is not a token of the tokenizer",
+            where="model",
+            fix=fix,
         )
 
 

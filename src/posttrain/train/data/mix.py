@@ -62,7 +62,7 @@ def mix_parts(
     if config.mix_epochs is not None and passes is not None:
         count = passes(total)
         caps = np.minimum(caps, sizes * config.mix_epochs // count)
-        # All caps together leave places that nobody may fill.
+        # All caps together leave places empty.
         if caps.sum() < total:
             raise UserError(
                 f"{count} passes of {total} records meet some more than {config.mix_epochs} times",
@@ -87,8 +87,8 @@ def apportion(total: int, logs: np.ndarray, caps: np.ndarray | None = None) -> l
     free = np.ones(len(logs), bool)
     while free.any():
         remaining = total - int(shares.sum())
-        # Relative to the largest weight that is still free: a weight that underflows beside a capped one may not beside
-        # the rest.
+        # Relative to the largest weight that is still free: a weight that underflows next to a capped one may not next
+        # to the rest.
         weights = np.where(free, np.exp(np.minimum(logs - logs[free].max(), 0.0)), 0.0)
         exact = weights / weights.sum() * remaining
         # Capped kinds are filled first, and what they leave is split again: the result does not depend on their order.

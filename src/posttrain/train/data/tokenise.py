@@ -76,7 +76,7 @@ def tokenise(
     store = LocalArtifacts(folder, folder / "tmp")
     if cached := _find(store, key):
         return TokenSet(cached)
-    # A process killed while it wrote leaves a folder that nobody will finish.
+    # A process killed while it wrote leaves an unfinished folder.
     store.remove_abandoned()
     # Not before the cache was looked at: a set that exists was checked when it was made.
     check_template(encoder.chat)

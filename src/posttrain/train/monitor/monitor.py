@@ -91,7 +91,7 @@ class Monitor:
         }
 
     def reset(self) -> None:
-        """Starts all detectors afresh, as for other data, which has another loss; decisions are kept."""
+        """Starts all detectors again, as for other data, which has another loss; decisions are kept."""
         # New objects rather than a reset of each: no detector can forget a field.
         self._before = [detector for detector in pre_step_detectors() if detector.kind in self.policy]
         self._after = [detector for detector in post_step_detectors(self._early) if detector.kind in self.policy]

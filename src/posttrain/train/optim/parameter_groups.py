@@ -88,7 +88,7 @@ def _parameter_kind(name: str, parameter: Tensor, owner: nn.Module, embedding: b
         return "norm"
     if name.endswith("bias"):
         return "bias"
-    # State-space models mark 2-D parameters that are no matrices, or name them: they hold the state's decay rates.
+    # State-space models mark 2-D parameters that are not matrices, or name them: they hold the state's decay rates.
     if parameter.ndim < 2 or getattr(parameter, "_no_weight_decay", False) or name.endswith("A_log"):
         return "other"
     return "matrix"
