@@ -97,7 +97,8 @@ def test_changed_content_at_the_same_path_is_refused(two_folders: Path, posttrai
     path.write_text(path.read_text(encoding="utf-8").replace("card", "cash") + "\n", encoding="utf-8")
     name = {"student": "model", "data.jsonl": "data"}.get(file, file)
     assert (
-        f"begun otherwise: the content of the {name} has changed; name another --out" in posttrain(*arguments).mistake
+        f"began with other settings: the content of the {name} has changed; name another --out"
+        in posttrain(*arguments).mistake
     )
 
 

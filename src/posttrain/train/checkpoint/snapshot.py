@@ -2,9 +2,8 @@
 
 import os
 import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Thread, get_native_id
 from typing import TypeVar
 
@@ -16,8 +15,6 @@ from posttrain.train.checkpoint.format import byte_view
 from posttrain.train.checkpoint.writer import check_storable
 
 _THREADS = min(4, os.cpu_count() or 1)
-
-Item = TypeVar("Item")
 
 Result = TypeVar("Result")
 
@@ -54,9 +51,8 @@ class Snapshots:
         for name in tensors.keys() - plain:
             buffers[name].copy_(tensors[name].detach(), non_blocking=tensors[name].is_cuda)
         # Our own threads do not wait for one another: torch's do, and on busy cores that costs ten times the copying.
-        map_in_threads(
-            lambda name: np.copyto(np.asarray(byte_view(buffers[name])), byte_view(tensors[name].detach())), plain
-        )
+        with ThreadPoolExecutor(_THREADS, "checkpoint") as threads:
+            list(threads.map(lambda name: _copy(tensors[name], buffers[name]), plain))
         for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
         return buffers
@@ -67,6 +63,10 @@ class Snapshots:
             # An accelerator copies at full speed only to pinned memory.
             buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
         return buffer
+
+
+def _copy(tensor: Tensor, buffer: Tensor) -> None:
+    np.copyto(np.asarray(byte_view(buffer)), byte_view(tensor.detach()))
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -112,23 +112,3 @@ def lower_priority() -> None:
     # Elsewhere a priority belongs to the whole process.
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, get_native_id(), 10)
-
-
-def map_in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Maps ``work`` over items in a few threads; results in the order of the items. The first error is raised."""
-    waiting = deque(enumerate(items))
-
-    def drain() -> list[tuple[int, Result]]:
-        done = []
-        while waiting:
-            try:
-                index, item = waiting.popleft()
-            except IndexError:  # another thread was faster
-                break
-            done.append((index, work(item)))
-        return done
-
-    futures = [run_in_thread(drain) for _ in range(min(_THREADS, len(waiting)))]
-    wait(futures)
-    results = dict(pair for future in futures for pair in future.result())
-    return [results[index] for index in sorted(results)]
