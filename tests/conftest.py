@@ -43,7 +43,8 @@ settings.load_profile("no_deadline")
 
 # The long form: whole runs in processes of their own, attacks, browsers, the commands of the documents.
 LONG_FOLDERS = ("web/browser", "e2e", "attack", "fuzz")
-LONG_FIXTURES = {"page_run", "run", "run_block", "demo"}
+# Of docs/ alone: other folders have fixtures of these names, too.
+LONG_FIXTURES = {"page_run", "run", "run_block"}
 # Above half a second: the real model, and workspaces in which a loop is run.
 SLOW_FIXTURES = {"smollm2", "small", "small_anywhere", "finished_workspace", "begun_workspace"}
 
@@ -62,7 +63,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept, deselected = [], []
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
-        if _folder(item).startswith(LONG_FOLDERS) or LONG_FIXTURES & fixtures:
+        folder = _folder(item)
+        if folder.startswith(LONG_FOLDERS) or (folder.startswith("docs/") and LONG_FIXTURES & fixtures):
             item.add_marker(pytest.mark.long)
         is_long = item.get_closest_marker("long") is not None
         if is_long or SLOW_FIXTURES & fixtures:

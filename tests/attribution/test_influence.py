@@ -198,6 +198,19 @@ def test_gradients_of_positions_are_summed_before_squaring(records: Records) -> 
     torch.testing.assert_close(ekfac_matrix(model, records).trace(), matrix(model, records).trace())
 
 
+class FirstPosition(SumOverPositions):
+    """A linear layer at the first of the positions; the others are padding."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.view(len(x), -1, 2))[:, 0]
+
+
+def test_padding_changes_nothing(records: Records) -> None:
+    model = wrap(FirstPosition(), ExactCrossEntropy())
+    plain = [(x[:2], y) for x, y in records]
+    torch.testing.assert_close(ekfac_matrix(model, records), ekfac_matrix(model, plain))
+
+
 def test_scores_are_products_of_gradients_with_the_inverse(network: InfluenceModel, records: Records) -> None:
     """By autograd a record at a time, with the default damping of a tenth of the mean eigenvalue."""
     result = influence_functions(network, records, records[:3])

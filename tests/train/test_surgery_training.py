@@ -171,17 +171,16 @@ def test_the_result_does_not_depend_on_micro_batches(run: Run, monkeypatch: pyte
 def test_methods_differ_from_plain_training_and_from_each_other(run: Run) -> None:
     losses = {method: run(method, {"method": method}, batch_size=10)[-1]["loss"] for method in ["none", *METHODS]}
     assert len(set(losses.values())) == 4
-    equal = run("equal", {"method": "pcgrad", "weights": "equal"}, batch_size=10)[-1]["loss"]
-    assert equal not in losses.values()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [
         {
             "surgery": {"method": "pcgrad"},
             "precision": "bfloat16",
-            "phases": [{"epochs": 3, "curriculum": {"name": "self_paced", "start": 0.4, "every": 2}}],
+            "phases": [{"epochs": 2, "curriculum": {"name": "self_paced", "start": 0.4, "every": 2}}],
         },
         {
             "surgery": {"method": "mgda"},

@@ -59,13 +59,13 @@ def test_one_step_at_a_huge_rate_writes_no_model(run: Run, tmp_path: Path, rate:
 
 
 def test_averages_that_are_not_finite_write_no_model(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    update = Ema.update
+    updated = Ema.updated
 
-    def update_with_nan(self: Ema) -> None:
-        update(self)
+    def update_with_nan(self: Ema, step: int, scale: float) -> None:
+        updated(self, step, scale)
         self.averages[0].fill_(torch.nan)
 
-    monkeypatch.setattr(Ema, "update", update_with_nan)
+    monkeypatch.setattr(Ema, "updated", update_with_nan)
     with pytest.raises(WorkError, match="training left NaN or infinite numbers in tensor"):
         run(ema=0.9)
     assert not list((tmp_path / "run" / "out").glob("**/*.safetensors"))
