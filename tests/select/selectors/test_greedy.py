@@ -4,11 +4,11 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from posttrain.select.selectors import greedy
-from posttrain.select.selectors.greedy import greedy_cover
+from posttrain.select.selectors.greedy import greedy_cover, marginal_relevance
 from posttrain.select.selectors.registry import select
 
 
@@ -31,6 +31,31 @@ def test_lazy_greedy_equals_plain_greedy(rows: int, columns: int, n: int, seed: 
     similarity = generator.integers(0, 8, (rows, columns)).astype(np.float32)  # sums are exact, and often the same
     before = generator.integers(0, 3, columns).astype(np.float32)
     assert greedy_cover(similarity, n, before).tolist() == plain_greedy(similarity, n, before)
+
+
+def plain_marginal_relevance(points: np.ndarray, before: np.ndarray, worth: np.ndarray, n: int) -> list[int]:
+    chosen: list[int] = []
+    while len(chosen) < n:
+        others = np.concatenate([before, points[chosen]])
+        values = worth - ((points @ others.T).max(axis=1) if len(others) else 0)
+        values[chosen] = -np.inf
+        chosen.append(int(values.argmax()))
+    return chosen
+
+
+@pytest.mark.parametrize("front", [1, 7, 4096])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.integers(1, 150), before=st.integers(0, 3), share=st.floats(0, 1), seed=st.integers(0, 99))
+def test_lazy_marginal_relevance_equals_plain(
+    monkeypatch: pytest.MonkeyPatch, front: int, rows: int, before: int, share: float, seed: int
+) -> None:
+    monkeypatch.setattr(greedy, "_FRONT", front)
+    generator = np.random.default_rng(seed)
+    # Products are exact, and values often the same.
+    points, labelled = (generator.integers(-2, 3, (count, 3)).astype(np.float32) for count in (rows, before))
+    worth, n = generator.integers(0, 5, rows).astype(np.float32), max(1, round(share * rows))
+    expected = plain_marginal_relevance(points, labelled, worth, n)
+    assert marginal_relevance(points, labelled, worth, np.float32(1), n).tolist() == expected
 
 
 @pytest.mark.parametrize("seed", range(10))

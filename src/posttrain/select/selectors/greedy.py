@@ -8,6 +8,7 @@ from posttrain.store.errors import UserError
 
 _FIRST_BLOCK = 32  # bounds that are computed again first, up to _MAX_BLOCK
 _MAX_BLOCK = 1024
+_FRONT = 4096  # rows whose marginal relevance is kept up to date
 
 # A matrix of both sizes is 512 MiB of float32.
 MAX_GROUND = 8192
@@ -140,16 +141,56 @@ def mmr(
         raise UserError(f"strategy `mmr`: relevance is {relevance}, and must be from 0 to 1")
     unit, rows = _unit_rows(pool.whitened_embeddings(dimensions)), pool.unlabelled_rows
     worth = (relevance * min_max_scale(pool.uncertainty(by), rows)[rows]).astype(np.float32)
-    points, labelled = unit[rows], unit[pool.labelled_rows].T
-    # Where nothing has a label, the first row is the one that is worth most: nothing is near it.
-    nearest = np.full(len(rows), -np.inf if labelled.size else 0, np.float32)
-    for part in blocks(len(rows)):
-        nearest[part] = (points[part] @ labelled).max(axis=1, initial=nearest[part.start])
+    return rows[marginal_relevance(unit[rows], unit[pool.labelled_rows], worth, np.float32(1 - relevance), n)]
+
+
+def marginal_relevance(points: Floats, before: Floats, worth: Floats, weight: np.float32, n: int) -> Rows:
+    """Takes ``n`` times the row with the greatest ``worth - weight * product with the nearest chosen row``.
+
+    The nearest product only grows while rows are chosen, so that a row's last value bounds its value. The rows with the
+    greatest bounds are kept up to date until one of the others may be next; those are then compared with all rows
+    chosen since in one matrix product.
+
+    Args:
+        points: float32 [N, D].
+        before: float32 [M, D], further points that count as chosen; if there are none, the row worth most is first.
+        worth: float32 [N].
+        weight: non-negative.
+        n: number of rows, at most N.
+
+    Returns:
+        int64 rows in the order of the choice. The lower of two rows of the same value is taken first.
+    """
+    worth = worth.copy()
     chosen: list[int] = []
+    if not len(before):
+        chosen.append(int(worth.argmax()))
+        worth[chosen], before = -np.inf, points[chosen]
+    nearest: Floats = np.concatenate([(points[part] @ before.T).max(axis=1) for part in blocks(len(points))])
+    compared = np.full(len(points), len(chosen))  # chosen rows that each row's nearest one is looked for among
     while len(chosen) < n:
-        values = worth - np.float32(1 - relevance) * nearest
-        values[chosen] = -np.inf
-        chosen.append(int(values.argmax()))
-        similar = points @ points[chosen[-1]]
-        nearest = np.maximum(nearest, similar) if labelled.size or len(chosen) > 1 else similar
-    return rows[chosen]
+        order = _top_rows(worth - weight * nearest, _FRONT + 1)
+        front, others = np.sort(order[:_FRONT]), order[_FRONT:]
+        bounds = worth[others] - weight * nearest[others]
+        _compare_rows(points, front, chosen, nearest, compared)
+        close, near = points[front], nearest[front]
+        while len(chosen) < n:
+            values = worth[front] - weight * near
+            best = int(values.argmax())
+            # The first of the others has the greatest bound of them, and the lowest number with that bound.
+            if any((bound, -row) > (values[best], -front[best]) for bound, row in zip(bounds, others, strict=True)):
+                break
+            chosen.append(int(front[best]))
+            worth[chosen[-1]] = -np.inf
+            np.maximum(near, close @ close[best], out=near)
+        nearest[front], compared[front] = near, len(chosen)
+    return np.array(chosen, np.int64)
+
+
+def _compare_rows(points: Floats, rows: Rows, chosen: list[int], nearest: Floats, compared: Rows) -> None:
+    """Raises the nearest product of some rows to that with the rows chosen since they were last compared."""
+    rows = rows[np.argsort(compared[rows], kind="stable")]  # by age: a block is compared with as many as its oldest row
+    for part in blocks(len(rows), _MAX_BLOCK):
+        since = points[chosen[compared[rows[part.start]] :]]
+        products = points[rows[part]] @ since.T
+        nearest[rows[part]] = np.maximum(nearest[rows[part]], products.max(axis=1, initial=-np.inf))
