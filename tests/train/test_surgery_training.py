@@ -228,21 +228,26 @@ def test_a_kill_at_every_step_does_not_change_the_output(
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
 
 
-def test_memory_that_runs_out_at_the_second_task_restarts_the_step(
-    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("method", "settings"), [("cagrad", {}), ("none", {"micro_batch_tokens": 130})])
+def test_memory_that_runs_out_amid_a_step_restarts_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, method: str, settings: dict[str, Any]
 ) -> None:
-    expected = run("clean", {"method": "cagrad"}, batch_size=10)
-    loss, passes = SftObjective.loss, 0
+    """In the second step's second task or micro-batch, when there are gradients already."""
+    loss, passes, failing = SftObjective.loss, 0, 0
 
     def fail_once(self: SftObjective, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
         nonlocal passes
         passes += 1
-        if passes == 5:  # the second step's second task
+        if passes == failing:
             raise torch.OutOfMemoryError("planted")
         return loss(self, lm, packed, rows)
 
     monkeypatch.setattr(SftObjective, "loss", fail_once)
-    steps = run("short", {"method": "cagrad"}, batch_size=10)
+    expected = run("clean", {"method": method}, batch_size=10, **settings)
+    in_a_step = passes // len(expected)
+    assert in_a_step > 1
+    failing = passes + in_a_step + 2
+    steps = run("short", {"method": method}, batch_size=10, **settings)
     assert "out of memory at step 1" in caplog.text
     assert [step["loss"] for step in steps] == pytest.approx([step["loss"] for step in expected], rel=2e-5)
     assert [step["grad_norm"] for step in steps] == pytest.approx([step["grad_norm"] for step in expected], rel=2e-4)

@@ -146,6 +146,16 @@ def test_a_paused_trial_that_fails_is_not_promoted() -> None:
     assert (choice.number, choice.resource) == (1, 3)  # type: ignore[union-attr]
 
 
+def test_asha_promotes_the_next_best_of_a_paused_trial_that_fails() -> None:
+    scheduler = Asha(max_resource=3)
+    for number in range(6):
+        scheduler.started(number, 1, {})
+        scheduler.report(number, 1, float(number))
+    scheduler.ended(0, None)
+    choice = scheduler.choose()
+    assert (choice.number, choice.resource) == (1, 3)  # type: ignore[union-attr]
+
+
 def test_a_trial_that_ends_by_itself_counts_in_later_rungs() -> None:
     scheduler = SuccessiveHalving(max_resource=9)
     # Trial 0 is the best and ends at step 2: no other takes its place in rung 1, nor in the last one.
