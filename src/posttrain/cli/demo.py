@@ -9,6 +9,7 @@ import typer
 from posttrain.cli.output import print_line
 from posttrain.cli.status import print_rounds
 from posttrain.cli.workspace import open_workspace, waiting_text
+from posttrain.inspect.status import status
 from posttrain.inspect.status import status as loop_status
 from posttrain.models.sources import DEMO_MODEL, DEMO_REQUIREMENT, locate
 from posttrain.store.errors import UserError
@@ -38,7 +39,7 @@ def demo(
     prepare_workspace(dir, quick=quick, data=data, minutes=minutes)
     with open_workspace(dir, write=True) as (store, config):
         waiting = Loop(store, config).run()
-        print_rounds(store, config)
+        print_rounds(status(store, config))
         print_learning_curve(loop_status(store, config)["rounds"])
         report = dir / "report.html"
         write_report(report, store, config)

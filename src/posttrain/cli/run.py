@@ -8,6 +8,7 @@ import typer
 from posttrain.cli.output import print_events, print_line
 from posttrain.cli.status import print_rounds
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace, waiting_text
+from posttrain.inspect.status import status
 from posttrain.store.errors import UserError
 
 
@@ -54,7 +55,7 @@ def run(
         waiting = Loop(store, config).run(rounds, until, urgent, partial_batch)
         # After the loop, in its data of today and for as many rounds as it has done.
         comparison = run_random_loop(store, config) if baseline else None
-        print_rounds(store, config)
+        print_rounds(status(store, config))
     if comparison:
         print_line(comparison.conclusion)
     if waiting:
@@ -70,4 +71,4 @@ def _watch(workspace: Path, rounds: int | None, urgent: bool, partial_batch: boo
     with print_events():
         Watcher(workspace.absolute(), rounds, urgent, partial_batch).run()
     with open_workspace(workspace) as (store, config):
-        print_rounds(store, config)
+        print_rounds(status(store, config))

@@ -6,8 +6,6 @@ from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace, waiting_text
 from posttrain.inspect.champion import MEND
 from posttrain.inspect.status import status as loop_status
-from posttrain.loop.config import Config
-from posttrain.store.workspace import Workspace
 
 _MAIN_METRICS = ("accuracy", "macro_f1", "token_f1", "score", "preference_accuracy", "perplexity", "latency_p50")
 
@@ -19,7 +17,7 @@ def status(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False
         if json:
             print_json(state)
             return
-        print_rounds(store, config)
+        print_rounds(state)
         champion = state["champion"]
         print_line(
             f"champion: {champion['id']} of round {champion['round']}, at {champion['path']}"
@@ -42,9 +40,8 @@ def print_damage(problems: list[str]) -> None:
         print_line(f"the champion is damaged: {'; '.join(problems)}; {MEND}")
 
 
-def print_rounds(store: Workspace, config: Config) -> None:
-    """Prints the table of rounds, and the champion's metrics on all test records."""
-    state = loop_status(store, config)
+def print_rounds(state: dict[str, Any]) -> None:
+    """Prints the table of rounds of a loop's status, and the champion's metrics on all test records."""
     rounds = state["rounds"]
     # Of the first round that has any: a suite that was added later must not change the columns.
     names = list(next((entry["metrics"] for entry in rounds if entry["metrics"]), {}))
