@@ -47,7 +47,7 @@ app = typer.Typer(name="tune", cls=_Verbs, no_args_is_help=True)
 
 @app.callback()
 def tune() -> None:
-    """Search the best settings of a training for the least compute; resume a study."""
+    """Search for the best training settings with the least compute; resume a study."""
 
 
 def run(
