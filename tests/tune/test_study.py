@@ -11,6 +11,7 @@ import pytest
 from posttrain.jobs.memory import Memory
 from posttrain.store.errors import LockedError, UserError, WorkError
 from posttrain.testing.samplers import SPACE
+from posttrain.tune.budget import Spent
 from posttrain.tune.goal import Goal
 from posttrain.tune.objectives import Objective, Objectives
 from posttrain.tune.parameters import Choice, Float
@@ -48,6 +49,14 @@ def test_a_study_in_memory() -> None:
         assert (first.seconds, first.tokens, first.resource) == (6.5, 31, 3)
         assert (first.memory_bytes, first.gpu_memory_bytes) == (1000, 500)
         assert study.best is first
+
+
+def test_time_that_passed_without_an_event_stays_spent(tmp_path: Path) -> None:
+    with Study(Goal(SPACE), folder=tmp_path) as study:
+        study.start(LORA, 1, clock=2.0)
+        study.keep_spent(Spent(40.0, 0))
+    with Study(Goal(SPACE), folder=tmp_path) as study:
+        assert study.clock == 40.0
 
 
 @pytest.mark.parametrize("where", ["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
