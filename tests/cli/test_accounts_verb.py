@@ -113,6 +113,7 @@ def announced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return started
 
 
+@pytest.mark.slow
 def test_on_this_machine_a_link_signs_its_user_in_as_owner(
     tmp_path: Path, announced: list[Any], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ def result(posttrain: Call, root: Path) -> Any:
     ] + [status["champion"]["id"] if isinstance(status["champion"], dict) else status["champion"]]
 
 
+@pytest.mark.long
 def test_backups_of_a_running_loop_end_as_the_loop_does(posttrain: Call, small: Any, tmp_path: Path) -> None:
     root, location = small(rounds=1), f"{tmp_path / 'backups'}/"
     loop = forked.start(["run"], root, tmp_path / "run.log")

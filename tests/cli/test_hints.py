@@ -78,6 +78,7 @@ def all_commands() -> dict[str, str]:
     return {" ".join(words): path.name for path in sorted(files) for text in texts(path) for words in commands(text)}
 
 
+@pytest.mark.slow
 def test_every_command_that_is_named_can_be_called() -> None:
     named = all_commands()
     assert len(named) > 40

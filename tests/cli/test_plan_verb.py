@@ -130,6 +130,7 @@ def test_the_automatic_token_budget_equals_that_of_training(
     assert result["micro_batch"]["budget"] == config.micro_batch_tokens
 
 
+@pytest.mark.slow
 def test_the_plan_is_for_the_phase_that_needs_the_most_memory(
     config_only: Path, posttrain: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,7 @@ def test_a_margin_that_is_no_number_is_named(tmp_path: Path, posttrain: Call) ->
     assert outcome.code == 0, outcome
 
 
+@pytest.mark.slow
 def test_a_bad_record_is_reported_before_weights_are_loaded_and_can_be_corrected(
     tmp_path: Path, posttrain: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:

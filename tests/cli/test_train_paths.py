@@ -102,6 +102,7 @@ def test_changed_content_at_the_same_path_is_refused(two_folders: Path, posttrai
     )
 
 
+@pytest.mark.slow
 def test_changed_labels_of_the_same_answers_are_refused(tmp_path: Path, posttrain: Call) -> None:
     data = tmp_path / "data.jsonl"
     arguments = ("train", "--model", "tiny", "--data", data, "--objective", "kto", "--set", "train.epochs=1")

@@ -14,6 +14,7 @@ from posttrain.tune import TrialContext, minimize
 Call = Callable[..., Any]
 
 
+@pytest.mark.slow
 def test_a_line_a_minute_says_that_trials_run(
     posttrain: Call, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

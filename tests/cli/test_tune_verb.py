@@ -125,6 +125,7 @@ def test_the_page_of_a_study_that_another_process_works_on(
     assert [path.name for path in tmp_path.glob("page*")] == ["page.html"]
 
 
+@pytest.mark.slow
 def test_a_warm_start_is_shown(posttrain: Call, tmp_path: Path) -> None:
     space = {"x": {"float": [0, 1]}}
 
@@ -142,6 +143,7 @@ def test_a_warm_start_is_shown(posttrain: Call, tmp_path: Path) -> None:
     assert first["warm_start"] == []
 
 
+@pytest.mark.slow
 def test_a_search_whose_database_is_gone_is_shown(posttrain: Call, tmp_path: Path) -> None:
     space = {"x": {"float": [0, 1]}}
     minimize(lambda trial: (trial["x"] - 0.3) ** 2, space, budget=12, sampler="random", out=tmp_path / "study")
@@ -264,7 +266,7 @@ def count_steps(trials: Path) -> int:
     return sum(len(path.read_text().splitlines()) for path in trials.glob("*/model/metrics.jsonl"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_kill_a_study_of_trainings(tmp_path: Path) -> None:
     folders = {name: tmp_path / name for name in ("whole", "killed")}
     for folder in folders.values():
