@@ -182,16 +182,13 @@ def test_the_chunks_of_a_table_do_not_change_the_key(
     assert record_counts == [10]
 
 
-TEMPLATE = tiny._TEMPLATE
-
-
 @pytest.mark.parametrize(
     "change",
     [
         {"max_length": 50},
-        {"encoder": encoder(TaskConfig(system="Say what is asked."))},
-        {"encoder": encoder(TaskConfig(system="Name the intent.", template="It says: {prompt}"))},
-        {"encoder": encoder(template=TEMPLATE.replace("<|assistant|>", "<|assistant|>>"))},
+        {"encoder": {"task": TaskConfig(system="Say what is asked.")}},
+        {"encoder": {"task": TaskConfig(system="Name the intent.", template="It says: {prompt}")}},
+        {"encoder": {"template": tiny._TEMPLATE.replace("<|assistant|>", "<|assistant|>>")}},
         {"encoder": "stop"},
         {"encoder": "token"},
         {"shape": "teacher"},
@@ -206,6 +203,8 @@ def test_the_key_holds_everything_that_changes_the_tokens(
 ) -> None:
     arguments = {"encoder": encoder(), "records": records, "max_length": 100, "shape": "completion"}
     first = tokenise(*arguments.values(), tmp_path)
+    if isinstance(change.get("encoder"), dict):
+        change = {"encoder": encoder(**change["encoder"])}
     if change == {"encoder": "stop"}:
         change = {"encoder": Encoder(ChatTemplate(byte_tokenizer(), frozenset([256, 257])), TASK)}
     if change == {"encoder": "token"}:
