@@ -110,14 +110,14 @@ def test_verbs_that_need_a_champion_refuse_an_early_workspace(
 
 def test_failed_work_exits_with_1_and_one_line(posttrain: Call, small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def diverge(*arguments: Any) -> Any:
-        raise WorkError("training diverged\nat step 3")
+        raise WorkError("training diverged\nat step 3, see https://me:hidden@host/x")
 
     root = small(rounds=1)
     with monkeypatch.context() as patch:
         patch.setattr("posttrain.loop.stages.train.Train.execute", diverge)
         outcome = posttrain("run", "-w", root)
         assert (outcome.code, outcome.out) == (1, "")
-        assert outcome.err.splitlines()[-1] == "posttrain: training diverged at step 3"
+        assert outcome.err.splitlines()[-1] == "posttrain: training diverged at step 3, see https://me:***@host/x"
 
 
 def test_a_defect_exits_with_1_and_names_the_debug_option(
