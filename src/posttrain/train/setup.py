@@ -33,7 +33,7 @@ from posttrain.train.optim.ema import Ema
 from posttrain.train.optim.gradient_surgery import GradientSurgery
 from posttrain.train.optim.loss_scale import LossScale
 from posttrain.train.optim.master_weights import MasterWeights
-from posttrain.train.optim.schedule import scheduled_lr
+from posttrain.train.optim.schedule import phase_lr
 from posttrain.train.optim.weights import Weights
 from posttrain.train.rank_gates import RankGates
 from posttrain.train.recovery import Recovery, read_recovery_log
@@ -152,7 +152,7 @@ def set_up_training(
                 mesh=mesh,
             )
         )
-        rate = partial(_learning_rate, config, sampler)
+        rate = partial(phase_lr, config.schedule, config.learning_rate, sampler)
         yield TrainingParts(state, batches, rate, recovery, meter)
 
 
@@ -205,12 +205,6 @@ def _number_tasks(
         log.warning("  all records are of one task, `%s`: train.surgery changes nothing", names[0])
         return None, []
     return tasks.astype(np.int64), names.tolist()
-
-
-def _learning_rate(config: TrainConfig, sampler: BatchSampler, step: int) -> float:
-    """Returns the learning rate of a step, as its phase schedules it."""
-    at = sampler.position(step)
-    return scheduled_lr(config.schedule, at.config.learning_rate or config.learning_rate, at.step, at.steps)
 
 
 def _build_hooks(

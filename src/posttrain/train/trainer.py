@@ -170,7 +170,7 @@ class Trainer:
         norms, norm = self.gradient_norms()
 
         # The loss scaler handles a gradient that overflowed in float16, and a skipped step has been judged before.
-        overflowed = mesh.agree(state.loss_scale.overflowed(result.loss, norm))
+        overflowed = state.loss_scale.enabled and mesh.agree(state.loss_scale.overflowed(result.loss, norm))
         monitored = step not in state.interventions.skipped_steps and not overflowed
         decision = update_ratio = None
         if monitored:
@@ -183,7 +183,8 @@ class Trainer:
             return  # rolled back: this step is run again
         else:
             state.weights.zero_grad()
-        state.loss_scale.after(overflowed=overflowed)
+        if state.loss_scale.enabled:
+            state.loss_scale.after(overflowed=overflowed)
 
         values = StepValues(
             step=step,

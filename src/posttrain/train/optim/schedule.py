@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from posttrain.store.errors import UserError
 from posttrain.store.section import Section
+from posttrain.train.data.batch_sampler import BatchSampler
 
 
 class ScheduleConfig(Section):
@@ -79,6 +80,19 @@ def scheduled_lr(config: ScheduleConfig, learning_rate: float, step: int, steps:
     total = max(1, steps - warmup)
     remaining = _remaining(config, min(step - warmup, total), total, warmup)
     return learning_rate * (config.final_rate + (1 - config.final_rate) * remaining)
+
+
+def phase_lr(config: ScheduleConfig, learning_rate: float, sampler: BatchSampler, step: int) -> float:
+    """Returns the learning rate of a step of the training, as its phase schedules it.
+
+    Args:
+        config: the schedule of every phase.
+        learning_rate: the peak of phases without one of their own.
+        sampler: finds the step's phase.
+        step: the step of the training, from 0.
+    """
+    at = sampler.position(step)
+    return scheduled_lr(config, at.config.learning_rate or learning_rate, at.step, at.steps)
 
 
 def _remaining(config: ScheduleConfig, done: int, total: int, warmup: int) -> float:
