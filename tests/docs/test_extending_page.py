@@ -41,6 +41,7 @@ def test_every_extension_has_less_than_thirty_lines_and_a_contract() -> None:
     assert all(text.count("\n") < 30 for text in BLOCKS.values())
 
 
+@pytest.mark.slow
 def test_the_contracts_pass(folder: Path) -> None:
     log = folder / "output"
     process = forked.start(["-q", "-p", "no:cacheprovider", "--rootdir", str(folder)], folder, log, "pytest")
@@ -87,6 +88,7 @@ store: {artifacts: "my_store:LoggedArtifacts://artifacts"}
 """
 
 
+@pytest.mark.slow
 def test_a_round_runs_with_every_extension_in_the_workspaces_folder(tmp_path: Path) -> None:
     workspace = tmp_path / "workspace"
     shutil.copytree(PAGES.parent / "src" / "posttrain" / "cli" / "example", workspace)

@@ -51,6 +51,7 @@ def without_head(lm: LanguageModel, layer: int, head: int, scale: float = 0.0) -
     lm.model.model.layers[layer].self_attn.o_proj.weight.data[:, head * SIZE : (head + 1) * SIZE] *= scale
 
 
+@pytest.mark.slow
 def test_the_gradient_is_the_change_of_the_loss_as_a_part_fades(folder: Path, examples: list[TokenizedExample]) -> None:
     measured = importance_by_gradient(load(folder), examples)
     step = 1e-2  # norms compute in float32, so that less is lost in rounding

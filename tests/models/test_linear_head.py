@@ -57,6 +57,7 @@ def test_confidence_out_of_fold_is_the_accuracy_on_new_records() -> None:
     assert (np.array(fitted.head.labels)[own] == np.array(answers)).mean() > fitted.head.report["accuracy"]
 
 
+@pytest.mark.slow
 def test_a_label_of_one_record_is_an_error_out_of_fold_and_no_harm_to_the_temperature() -> None:
     points, answers = clouds(120)
     plain = fit(points, answers)
@@ -75,6 +76,7 @@ def test_copies_of_one_input_are_one_record_to_the_folds() -> None:
     assert fit_linear_head(np.ones((4, 3)), ["a", "a", "b", "b"], LABELS, ["x", "x", "y", "y"]) is None
 
 
+@pytest.mark.slow
 def test_a_saved_head_is_the_same_and_fitted_again_has_the_same_bytes(tmp_path: Path) -> None:
     points, answers = clouds(100)
     for name in ("one", "two"):

@@ -57,7 +57,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # In multiples of the weights' bytes, as in `benchmarks/loading_memory.py`. Weights in the file's dtype are mapped from
 # it; others are converted one by one, while the file, half as large, is mapped too. A merged adapter leaves the layer's
 # own copies in float32, and what the C library does not return of them.
-@pytest.mark.parametrize(("dtype", "limits"), [("bfloat16", (1.4, 1.4, 2.4, 2.4)), ("float32", (1.8, 1.4, 1.7, 1.7))])
+@pytest.mark.parametrize(
+    ("dtype", "limits"),
+    [
+        ("bfloat16", (1.4, 1.4, 2.4, 2.4)),
+        pytest.param("float32", (1.8, 1.4, 1.7, 1.7), marks=pytest.mark.long),
+    ],
+)
 def test_the_weights_are_in_memory_once(model: Path, dtype: str, limits: tuple[float, ...]) -> None:
     command = [sys.executable, "-c", _PROGRAM, str(model), dtype]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -48,6 +48,7 @@ def test_the_cost_never_grows_as_the_threshold_falls() -> None:
     assert len(curve) > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goal", ["accuracy", "tolerance"])
 def test_the_bound_holds_in_simulation(goal: str) -> None:
     """The true error of the chosen threshold is above the bound in at most 5% of runs."""

@@ -39,6 +39,7 @@ def test_the_gradient_is_that_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> No
     assert seen[0] < 1e-6
 
 
+@pytest.mark.slow
 def test_it_equals_em_with_logistic_regression_as_its_m_step() -> None:
     """The reference: responsibilities, then scikit-learn's regression on them, until nothing changes."""
     from sklearn.linear_model import LogisticRegression

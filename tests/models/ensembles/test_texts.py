@@ -65,6 +65,7 @@ def test_the_threshold_is_that_of_a_search_by_brute_force(
     assert ensemble.parameters.report["shown"] == (expected != LAST_ALONE) == (goal != {"accuracy": 0.99})
 
 
+@pytest.mark.slow
 def test_scores_between_0_and_1_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mean that later records lose is above the tolerance in at most 5% of the fits."""
     generator = np.random.default_rng(9)

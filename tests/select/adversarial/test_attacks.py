@@ -18,6 +18,7 @@ def same_first_letter(text: str, others: Sequence[str]) -> npt.NDArray[np.float6
     return np.array([float(other[0] == text[0]) for other in others])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ATTACKS)
 def test_the_rewritings_are_allowed(problem: Make, method: str) -> None:
     attack = problem("my card", swaps=2, similarity=same_first_letter)

@@ -97,6 +97,7 @@ def test_the_result_depends_on_the_seed_and_not_on_the_order(labeller: LanguageM
     assert run_search(labeller, records, n=1, seed=1).examples != first.examples
 
 
+@pytest.mark.slow
 def test_the_budget_ends_the_search(labeller: LanguageModel) -> None:
     outcome = run_search(labeller, records_of(labeller), budget=60)
     assert outcome.passes <= 60 + 2 * (outcome.counts["kept"] + outcome.counts["unconfirmed"])

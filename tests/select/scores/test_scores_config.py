@@ -33,6 +33,7 @@ def test_unknown_names_are_refused(section: dict[str, Any], message: str) -> Non
         SelectConfig.read(section, "posttrain.yaml")
 
 
+@pytest.mark.slow
 def test_every_score_is_described_without_the_libraries_that_compute_it() -> None:
     """The keys of finished scores, and their groups: reading them from the cache needs nothing else."""
     code = """

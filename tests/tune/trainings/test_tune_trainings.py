@@ -199,7 +199,7 @@ def test_a_training_whose_last_report_spends_the_budget_is_finished(tiny_model: 
     assert [entry.state for entry in result.trials] == [TrialState.FINISHED]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_study_of_several_objectives(tiny_model: Path, held_out_folder: Path) -> None:
     space = {"train.learning_rate": {"float": [1e-4, 1e-2], "log": True}, "train.lora.rank": [2, 8]}
     objectives = ["loss", "accuracy", {"metric": "seconds", "limit": 1e6}, "tokens"]
