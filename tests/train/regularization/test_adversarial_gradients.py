@@ -22,7 +22,7 @@ from posttrain.train.regularization.config import AdversarialConfig
 
 Fresh = Callable[..., LanguageModel]
 FGM = AdversarialConfig(method="fgm", epsilon=0.2)
-PGD = AdversarialConfig(method="pgd", epsilon=0.2, step_size=0.09, steps=4)
+PGD = AdversarialConfig(method="pgd", epsilon=0.2, steps=4)
 # All prefixes differ, so nothing is shared.
 UNITS: list[Unit] = [
     [TokenizedExample([first + position for position in range(length)], [False] * 4 + [True] * (length - 4))]
@@ -65,7 +65,7 @@ def plain_and_perturbed_loss(
         return functional.cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
 
     size = embeddings.detach().norm()
-    step = config.step_size if config.method == "pgd" else config.epsilon
+    step = config.epsilon / 2 if config.method == "pgd" else config.epsilon
     perturbation = torch.zeros_like(embeddings)
     for _ in range(config.steps if config.method == "pgd" else 1):
         perturbation.requires_grad_()
@@ -98,9 +98,9 @@ def test_gradients_match_plain_pytorch(fresh: Fresh, config: AdversarialConfig, 
         torch.testing.assert_close(gradient, expected[name], atol=3e-5, rtol=2e-3, msg=name)
 
 
-def test_one_pgd_step_of_size_epsilon_is_fgm(fresh: Fresh) -> None:
+def test_one_pgd_step_is_fgm_of_half_epsilon(fresh: Fresh) -> None:
     lm = fresh()
-    one_step_pgd = AdversarialConfig(method="pgd", epsilon=0.2, step_size=0.2, steps=1)
+    one_step_pgd = AdversarialConfig(method="pgd", epsilon=2 * FGM.epsilon, steps=1)
     with packed_attention(lm, 64):
         results = [
             (backward_adversarial(forward(lm, pack(UNITS)), 5, lm, config), gradients(lm))
@@ -108,7 +108,9 @@ def test_one_pgd_step_of_size_epsilon_is_fgm(fresh: Fresh) -> None:
         ]
     (fgm_loss, fgm_gradients), (pgd_loss, pgd_gradients) = results
     assert fgm_loss.metrics["adversarial"][0] == pgd_loss.metrics["adversarial"][0]
-    assert all(torch.equal(fgm_gradients[name], pgd_gradients[name]) for name in fgm_gradients)
+    # FGM's step ends on the sphere, so that putting it back into the ball may round it.
+    for name, gradient in fgm_gradients.items():
+        torch.testing.assert_close(pgd_gradients[name], gradient, atol=1e-6, rtol=1e-5, msg=name)
 
 
 def test_more_pgd_steps_raise_the_perturbed_loss(fresh: Fresh) -> None:
@@ -116,7 +118,7 @@ def test_more_pgd_steps_raise_the_perturbed_loss(fresh: Fresh) -> None:
     result = {}
     with packed_attention(lm, 64):
         for steps in (1, 2, 8):
-            config = AdversarialConfig(method="pgd", epsilon=0.4, step_size=0.1, steps=steps)
+            config = AdversarialConfig(method="pgd", epsilon=0.4, steps=steps)
             result[steps] = float(
                 backward_adversarial(forward(lm, pack(UNITS)), 5, lm, config).metrics["adversarial"][0]
             )

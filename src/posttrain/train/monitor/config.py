@@ -19,6 +19,7 @@ class SinksConfig(Section):
     )
     prometheus_address: str = Field("127.0.0.1", description="Address that the port is opened on.")
     tensorboard: str | None = Field(None, description="Folder of TensorBoard's event files.")
-    mlflow: str | None = Field(None, description="MLflow's tracking URI, such as sqlite:///mlflow.db.")
-    mlflow_experiment: str = Field("posttrain", description="MLflow's experiment; made if missing.")
+    mlflow: str | None = Field(
+        None, description="MLflow's tracking URI, such as sqlite:///mlflow.db; its experiment is `posttrain`."
+    )
     wandb: str | None = Field(None, description="Project at Weights & Biases.")

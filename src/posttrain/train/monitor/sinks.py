@@ -92,7 +92,7 @@ def _sink_factories(config: SinksConfig, run: str) -> dict[str, Callable[[], Sin
     if (folder := config.tensorboard) is not None:
         makers["tensorboard"] = lambda: TensorBoardSink(Path(folder).expanduser())
     if (uri := config.mlflow) is not None:
-        makers["mlflow"] = lambda: MLflowSink(uri, config.mlflow_experiment, run)
+        makers["mlflow"] = lambda: MLflowSink(uri, "posttrain", run)
     if (project := config.wandb) is not None:
         makers["wandb"] = lambda: WandbSink(project, run)
     return makers

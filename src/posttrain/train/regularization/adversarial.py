@@ -18,7 +18,7 @@ class AdversarialTraining(StepHook):
 
     ``fgm``: r goes as far as it may along the gradient g of the embedded tokens x, r = e |x| g / |g| (T. Miyato,
     A. Dai, I. Goodfellow, Adversarial Training Methods for Semi-Supervised Text Classification, 2017,
-    arXiv:1605.07725, equations 5 and 6). ``pgd``: ``steps`` steps of a |x| g / |g|, each put back into the ball of
+    arXiv:1605.07725, equations 5 and 6). ``pgd``: ``steps`` steps of e/2 |x| g / |g|, each put back into the ball of
     radius e |x| (A. Madry et al., 2018, arXiv:1706.06083, section 2.1; in embedding space as C. Zhu et al., FreeLB,
     2019, arXiv:1909.11764, algorithm 1, started at 0).
 
@@ -62,7 +62,7 @@ class _Perturbation:
 
     def __init__(self, config: AdversarialConfig) -> None:
         self.epsilon = config.epsilon  # relative, so that it means the same in every model and at every length
-        self.step = config.step_size if config.method == "pgd" else config.epsilon
+        self.step = config.epsilon / 2 if config.method == "pgd" else config.epsilon
         self.perturbations: list[Tensor] = []  # float32 [B, T, D]
         self._rows: list[TokenSegments] = []
         self._sizes: list[Tensor] = []  # norm of what is perturbed, by piece

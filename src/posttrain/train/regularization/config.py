@@ -20,8 +20,7 @@ class AdversarialConfig(Section):
     epsilon: float = Field(
         0.015, gt=0, description="Largest norm of the perturbation, as a share of the norm of what is perturbed."
     )
-    steps: int = Field(3, ge=1, description="Steps of pgd.")
-    step_size: float = Field(0.0075, gt=0, description="Length of a step of pgd, as a share like epsilon.")
+    steps: int = Field(3, ge=1, description="Steps of pgd, each of half epsilon.")
 
 
 class NoiseConfig(Section):
