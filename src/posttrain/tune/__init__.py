@@ -1,4 +1,8 @@
-"""Searches the best settings of trainings, or of any function: `minimize`."""
+"""Searches the best settings of trainings, or of any function: `minimize`.
+
+A study (`study`) keeps every trial, so that a killed search resumes; `driver` asks for the next points and runs their
+trials as tasks of `posttrain.jobs`. `trainings` makes a trial of a training, and `merges` of a merge.
+"""
 
 from typing import TYPE_CHECKING, Any
 
