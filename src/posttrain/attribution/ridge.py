@@ -64,7 +64,7 @@ class _IncrementalRidge:
         step = utility.features[row] - self._mean
         target = utility.targets[row] - self._intercept
         # Sherman and Morrison's update of the inverse. The scatter about the mean of n + 1 rows is that of n rows plus
-        # n / (n + 1) times the outer square of the new row's distance from their mean, so an intercept is no obstacle.
+        # n / (n + 1) times the outer square of the new row's distance from their mean, so an intercept is harmless.
         if count:
             direction = dsymv(1.0, self._inverse, step)
             size = (count + 1) / count + step @ direction

@@ -151,7 +151,7 @@ def near_duplicates(points: Floats, rows: Rows, taken_rows: Rows, cosine: float)
     if len(taken_rows):
         repeats = (points[rows] @ points[taken_rows].T).max(axis=1) >= cosine
     similar = points[rows] @ points[rows].T >= cosine
-    # One after the other: a row that repeats a marked row only is no repeat of the batch.
+    # One after the other: a row that repeats a marked row only is not a repeat of the batch.
     for index in range(len(rows)):
         repeats[index] |= bool((similar[index, :index] & ~repeats[:index]).any())
     return repeats

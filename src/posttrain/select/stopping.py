@@ -158,7 +158,7 @@ def expected_gain(
         level: coverage of the interval.
 
     Returns:
-        None with fewer than two measurements, without a label, or where a value is no share.
+        None with fewer than two measurements, without a label, or where a value is not a share.
     """
     counts, measured = np.asarray(labels, np.float64), np.asarray(values, np.float64)
     if len(counts) < 2 or counts.max() <= 0 or not ((measured >= 0) & (measured <= 1)).all():

@@ -155,7 +155,7 @@ def read_files(config: TrainJobConfig) -> pa.Table:
 
 
 def _sources(data: Any) -> dict[str, Any]:
-    """Returns what is to be read, each under the name that errors call it by.
+    """Returns what must be read, each under the name that errors call it by.
 
     Raises:
         UserError: there is nothing to read.

@@ -143,6 +143,6 @@ def _handlers(callback: Any, index: int) -> Iterator[tuple[str, Callable[..., An
     elif callable(callback) and not isinstance(callback, type):
         yield "on_step", callback
     else:
-        what = f"{callback.__name__} is a class" if isinstance(callback, type) else f"{callback!r} is no callback"
+        what = f"{callback.__name__} is a class" if isinstance(callback, type) else f"{callback!r} is not a callback"
         fix = "give a function of a step, or an object with on_step, on_save or on_end"
         raise UserError(what, where=f"callbacks[{index}]", fix=fix)

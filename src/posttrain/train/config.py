@@ -254,7 +254,7 @@ def training_phases(config: TrainConfig) -> list[PhaseConfig]:
 
 
 def can_change_on_resume(key: str) -> bool:
-    """Returns whether a training can go on from a checkpoint with another value of a key of ``train``, such as
+    """Returns whether a training can continue from a checkpoint with another value of a key of ``train``, such as
     ``optimizer.weight_decay``.
 
     Weights, moments, random generators and the position in the data stay those of the checkpoint, and every later step

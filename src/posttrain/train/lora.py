@@ -90,7 +90,7 @@ def attach_lora(model: Any, config: LoraConfig, **options: Any) -> Any:
     with warnings.catch_warnings():
         # peft asks transformers for it, which no user can do anything about
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-        # of modules that match and are no target; patterns that match no target are refused below
+        # of modules that match and are not targets; patterns that match no target are refused below
         warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match", RuntimeWarning)
         try:
             adapted = get_peft_model(model, settings, **options)

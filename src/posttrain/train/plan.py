@@ -38,7 +38,7 @@ class Machine:
     Args:
         device: ``cpu`` or ``cuda``.
         memory: bytes that a training may take; None where nobody knows.
-        peak: FLOP/s in matrix products; None where it is to be measured.
+        peak: FLOP/s in matrix products; None where it must be measured.
         mfu: the share of it that training reaches.
     """
 

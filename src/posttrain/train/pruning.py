@@ -45,7 +45,7 @@ def pruned_base(
     size, described = pruned_size(config.prune), load_config(str(source))
     if check_pruning(described, size, PRUNE_SECTION).to_dict() == described.to_dict():
         return source
-    # By its settings: a training that is resumed with others must not go on with this model unnoticed.
+    # By its settings: a training that is resumed with others must not continue with this model unnoticed.
     folder = scratch / f"pruned-{digest(config.prune.model_dump(mode='json'))[:12]}"
     if folder.exists():
         return folder

@@ -33,7 +33,7 @@ def gcg(problem: AttackProblem) -> Iterator[list[Rewriting]]:
         losses = problem.losses(swaps) if swaps else np.zeros(0)
         if losses is None:
             return
-        # A step that gains nothing is no end: the next one draws other swaps from the same gains.
+        # A step that gains nothing is not an end: the next one draws other swaps from the same gains.
         if not swaps or losses.max() <= loss:
             continue
         best = int(losses.argmax())

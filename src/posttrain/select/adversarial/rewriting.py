@@ -126,7 +126,7 @@ class Vocabulary:
         """Marks, bool [T, V], the tokens that may replace each of ``own``, int64 [T]; never the token itself."""
         # Only a token of the same form, or words would fuse and fall apart.
         fit = self.allowed[None] & (self.form[None] == self.form[own][:, None])
-        # Tokens that are no readable text, such as half of a character or a line's end, stay.
+        # Tokens that are not readable text, such as half of a character or a line's end, stay.
         fit = fit & self.allowed[own][:, None]
         fit[torch.arange(len(own), device=own.device), own] = False
         return fit

@@ -186,7 +186,7 @@ def _judged_labels(scoring: ScoringContext, predictions: pa.Table, records: pa.T
 
 def _judged_answers(scoring: ScoringContext, predictions: pa.Table, records: pa.Table) -> pa.Table:
     """Returns the predictions of these records; none where a score is not from 0 to 1."""
-    # A log-likelihood, such as perplexity's score, is no share of rightness to compare confidence with.
+    # A log-likelihood, such as perplexity's score, is not a share of rightness to compare confidence with.
     scores = predictions["score"]
     shares = compute.and_(compute.greater_equal(scores, 0.0), compute.less_equal(scores, 1.0))
     if not compute.all(shares, min_count=0).as_py():

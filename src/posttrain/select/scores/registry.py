@@ -69,13 +69,13 @@ BASE_MEASURES = {"entropy": 1, "least_confidence": 1, "margin": -1, "confidence"
 
 
 def uncertainty_sign(name: str) -> int | None:
-    """Returns the sign that makes a high value of a column mean uncertain; None if it is no measure of the pool.
+    """Returns the sign that makes a high value of a column mean uncertain; None if it is not a measure of the pool.
 
     A published score is imported when its own name is looked up, and never for another.
     """
     if name in BASE_MEASURES:
         return BASE_MEASURES[name]
-    # Scores of labelled records are no columns of the pool's table.
+    # Scores of labelled records are not columns of the pool's table.
     return SCORES[name].sign if name in SCORES and SCORES[name].task != "labelled" else None
 
 

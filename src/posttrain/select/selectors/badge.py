@@ -9,7 +9,7 @@ from posttrain.select.selectors.pool import Pool
 from posttrain.select.selectors.similarity import OuterProducts, Rows, Similarity, Weights, max_similarity
 
 _PROPOSALS = 64  # drawn and measured at a time, in one matrix product
-_MIN_ACCEPTANCE = 1 / 4  # share of accepted proposals below which distances are computed anew
+_MIN_ACCEPTANCE = 1 / 4  # share of accepted proposals below which distances are computed again
 
 
 def badge(pool: Pool, n: int, seed: int, dimensions: int | None = None) -> Rows:

@@ -93,7 +93,7 @@ def typicality(points: Floats, cluster: Rows, generator: np.random.Generator) ->
             block = rows[start : start + _MAX_REFERENCE]
             both = Euclidean.from_rows(np.concatenate([euclidean.points, points[block]]))
             distances = np.sqrt(-2 * both.between(slice(len(others), None), slice(len(others))))
-            distances[block[:, None] == others] = np.inf  # a row is no neighbour of itself
+            distances[block[:, None] == others] = np.inf  # a row is not a neighbour of itself
             nearest = np.partition(distances, near - 1, axis=1)[:, :near]
             values[block] = 1 / np.maximum(nearest.mean(axis=1, dtype=np.float64), 1e-12)
     return values

@@ -86,7 +86,7 @@ class Pool:
                 where the model is confident, such as ``margin``, is negated.
 
         Raises:
-            UserError: if it can be neither looked up nor computed, or ``by`` is no measure.
+            UserError: if it can be neither looked up nor computed, or ``by`` is not a measure.
         """
         sign = uncertainty_sign(by)
         if sign is None:

@@ -121,7 +121,7 @@ def _state_bytes(weight: ParameterSpec, config: OptimizerConfig) -> int:
         case "muon":
             return 4 * count if weight.kind == "matrix" and len(weight.shape) == 2 else 8 * count
         case "adam8bit":
-            # Small tensors, and those that are no multiple of a block, keep 32 bits.
+            # Small tensors, and those that are not a multiple of a block, keep 32 bits.
             is_quantised = weight.kind in ("matrix", "head") and count >= 4096 and count % 256 == 0
             return 2 * (count + count // 64) if is_quantised else 8 * count
         case name:

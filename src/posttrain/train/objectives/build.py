@@ -23,7 +23,7 @@ def objective_class(name: str) -> type[Objective]:
     """Imports the class of an objective.
 
     Raises:
-        UserError: it cannot be imported, or is no objective.
+        UserError: it cannot be imported, or is not an objective.
     """
     loaded = objective_spec(name).objective
     if isinstance(loaded, str):

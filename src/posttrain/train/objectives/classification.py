@@ -59,7 +59,7 @@ def label_weights(labels: Sequence[str], config: ClassificationConfig, where: st
     """float32 [K], each label's weight; None if the config names none.
 
     Raises:
-        UserError: a weight is given for something that is no label.
+        UserError: a weight is given for something that is not a label.
     """
     for name in config.label_weights:
         if name not in labels:

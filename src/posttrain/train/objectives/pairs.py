@@ -26,7 +26,7 @@ def pair_loss(
     rejected_logps: Tensor | None = None,
     row_weights: Tensor | None = None,
 ) -> Loss:
-    """The sum over N pairs with the metrics that TRL gives them; a tie of rewards is no success.
+    """The sum over N pairs with the metrics that TRL gives them; a tie of rewards is not a success.
 
     Metrics are those of the pairs as they are, whatever their weights.
 

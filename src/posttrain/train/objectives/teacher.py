@@ -67,7 +67,7 @@ class TeacherSpec:
         logits: whether its distributions are kept.
         top_k: how many tokens of each; None for all.
         temperature: divides the logits that the ``top_k`` are taken from.
-        vocabulary: the student's: what the teacher's head has beyond it is no token.
+        vocabulary: the student's: what the teacher's head has beyond it is not a token.
         layers: layers whose hidden states are kept.
         dtype: dtype that it computes in.
     """
