@@ -98,7 +98,7 @@ def test_an_explicit_objective_overrides_the_settings(
         ({"settings": {"train": {"epoch": 2}}}, "settings: unknown key `train.epoch`; did you mean `train.epochs`?"),
         ({"settings": {"trian": {}}}, "unknown key `trian`"),
         ({"objective": "dpa"}, "objective: no objective `dpa`"),
-        ({"model": "nothing/here/at/all"}, "is no model"),
+        ({"model": "nothing/here/at/all"}, "is not a model"),
         ({"data": "nowhere.jsonl"}, "nowhere.jsonl: there is no such file"),
         (
             {"data": "hub:nobody/nothing"},
