@@ -123,12 +123,12 @@ def quality(clusters: Labels, expected: Labels) -> dict[str, float]:
 
 def ours(source: str, threshold: float, target: str) -> None:
     """Cluster with this program, in a process of its own."""
-    from posttrain.data.duplicates.near_duplicates import near_duplicates
+    from posttrain.data.similarity.near_duplicates import near_duplicates
 
     texts = json.loads(Path(source).read_text(encoding="utf-8"))
     near_duplicates(["a first call, so that the time below includes no imports"])
     start = time.process_time()
-    clusters = near_duplicates(texts, threshold, NGRAM)
+    clusters = near_duplicates(texts, threshold)
     seconds = time.process_time() - start
     Path(target).write_text(json.dumps({"seconds": seconds, "clusters": clusters.tolist()}), encoding="utf-8")
 

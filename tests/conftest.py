@@ -243,7 +243,7 @@ class SmallWorkspaces:
                 "pool": ["pool.csv"],
                 "test": ["test.csv"],
                 "columns": {"prompt": "text", "completion": "label"},
-                "steps": ["exact", "conflicts", {"decontaminate": dict.fromkeys(("ngram", "threshold", "contained"))}],
+                "steps": ["exact", "conflicts", {"decontaminate": dict.fromkeys(("ngram", "threshold"))}],
             },
             # The linear head in its own tests: its sentence model takes longer than two rounds.
             "label": {"annotator": "oracle", "file": "answers.csv", "per_round": 12, "embedder": None},

@@ -140,20 +140,6 @@ def test_the_history_of_a_changed_record_starts_with_its_line(root: Path, posttr
     assert history["events"][0]["what"] == "read from raw.jsonl:21"
 
 
-def test_the_history_of_a_record_has_the_text_that_was_cut_out(root: Path, posttrain: Call) -> None:
-    run = " ".join(message["text"] for message in messages(0, 4))
-    rows = [{"text": f"The first: {run}", "label": "fee"}, {"text": f"Hello! {run} Goodbye now.", "label": "fee"}]
-    write(root / "runs.jsonl", [*messages(10, 30), *rows])
-    data = {**CONFIG["data"], "steps": [{"substring": {"length": 12}}], "splits": None}
-    (root / "posttrain.yaml").write_text(yaml.safe_dump({**CONFIG, "data": data}), encoding="utf-8")
-    assert posttrain("data", "add", root / "runs.jsonl", "--name", "runs", "-w", root).code == 0
-    result = posttrain("data", "show", "runs", "--limit", "30", "-w", root, "--json").json["records"]
-    (cut,) = [row for row in result if row["line"] == 22]
-    assert cut["prompt"][0]["content"] == "Hello! Goodbye now."
-    reason = f"words 2 to 17 of the prompt (16 words, `{' '.join(run.split()[:6])} …`) stand at runs.jsonl:21"
-    assert f"repeated_at {reason}" in posttrain("data", "why", cut["id"], "-w", root).out
-
-
 def test_versions_are_compared(workspace: Path, posttrain: Call) -> None:
     change = posttrain("data", "diff", "support@v1.0.0", "support@v1.1.0", "-w", workspace, "--json").json
     assert {row["source"] for row in change["came"]} == {"more.jsonl"}

@@ -69,7 +69,7 @@ def test_an_unknown_verb_suggests_the_nearest() -> None:
 
 def test_functions_are_not_hidden_by_modules_of_the_same_name() -> None:
     import posttrain.data
-    import posttrain.data.duplicates.near_duplicates
+    import posttrain.data.similarity.near_duplicates
     import posttrain.data.versions.build_version
 
     assert posttrain.data.near_duplicates(["a text", "a text"]).tolist() == [0, 0]

@@ -15,12 +15,12 @@ from posttrain.data.reading import pieces as cutting
 STEPS: list[Any] = [
     "normalise",
     "exact",
-    "minhash",
     {"length": {"input": {"min_words": 2}}},
-    {"substring": {"length": 12}},
+    "minhash",
+    "pii",
     "decontaminate",
 ]
-"""A row step after a global one, and one that rewrites: three phases."""
+"""Row steps after two global ones: three phases."""
 
 SPLITS = {"test": 0.2, "validation": 0.1}
 PIECE_BYTES = 4_000

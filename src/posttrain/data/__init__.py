@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 from posttrain.store.extensions import lazy_exports
 
 if TYPE_CHECKING:
-    from posttrain.data.duplicates.near_duplicates import near_duplicates
     from posttrain.data.reading.reader import read
+    from posttrain.data.similarity.near_duplicates import near_duplicates
     from posttrain.data.versions.named_build import BuildConfig, build
     from posttrain.data.versions.version import Version
 
@@ -36,7 +36,7 @@ _HOMES = {
     "BuildConfig": "versions.named_build",
     "Version": "versions.version",
     "build": "versions.named_build",
-    "near_duplicates": "duplicates.near_duplicates",
+    "near_duplicates": "similarity.near_duplicates",
     "read": "reading.reader",
 }
 

@@ -37,7 +37,7 @@ data:
   pool: pool.csv
   test: test.csv
   columns: {{prompt: text, completion: intent{group}}}
-  steps: [exact, conflicts, {{minhash: {{threshold: 0.75}}}}, {{decontaminate: {{threshold: 0.75, contained: null}}}}]
+  steps: [exact, conflicts, {{minhash: {{threshold: 0.75}}}}, {{decontaminate: {{threshold: 0.75}}}}]
 select:
   pool_sample: {pool_sample}
   embeddings: {embeddings}

@@ -150,11 +150,11 @@ def test_the_leak_check_finds_a_record_whose_origin_is_held_out(mark: object) ->
     derived, origin = records_of(mark(IDS[3])), ORIGINALS.slice(3, 1)  # type: ignore[operator]
     for tables in ({"train": derived, "test": origin}, {"train": origin, "test": derived}):
         (leak,) = find_leaks(tables)
-        assert (leak.kind, leak.splits) == ("origin", ("train", "test"))
-        assert leak.detail == "one is derived from the other, or both from a third"
+        assert (leak.reason, leak.splits) == ("origin", ("train", "test"))
+        assert leak.detail == "has an origin in common with"
     assert find_leaks({"train": derived, "test": ORIGINALS.slice(4, 2)}) == []
     (leak,) = find_leaks({"train": records_of("{}", mark("q")).slice(1), "test": records_of(mark("q"))})  # type: ignore[operator]
-    assert leak.kind == "origin"
+    assert leak.reason == "origin"
 
 
 def test_record_kinds() -> None:

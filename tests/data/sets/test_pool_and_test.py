@@ -59,7 +59,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-EXACT_STEPS = ["exact", "conflicts", {"decontaminate": {"ngram": None, "threshold": None, "contained": None}}]
+EXACT_STEPS = ["exact", "conflicts", {"decontaminate": {"ngram": None, "threshold": None}}]
 
 
 def config(**values: Any) -> DataConfig:
@@ -100,7 +100,7 @@ def test_every_planted_fault_is_found(folder: Path) -> None:
             (5, "near duplicate", "similarity 0.96 to pool.csv:2"),
             (6, "equals a test input", "the same input as test.csv:2"),
             (7, "near duplicate", "similarity 0.97 to pool.csv:6"),
-            (8, "group of a test record", "group `anna` is also that of test.csv:3"),
+            (8, "group of a test record", "its group `anna` is also that of test.csv:3"),
             (9, "already labelled", "the same input as labelled.csv:2"),
         ],
         "labelled": [

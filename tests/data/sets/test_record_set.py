@@ -36,7 +36,7 @@ def test_labelled_records_are_dropped_from_the_pool(make: Make) -> None:
 
 
 def leaks(test: pa.Table, threshold: float | None) -> Transform:
-    step = Decontaminate(ngram=None, threshold=threshold, contained=None)
+    step = Decontaminate(ngram=None, threshold=threshold)
     return partial(apply_step, step, evaluation=test)
 
 
@@ -57,7 +57,7 @@ def test_leaks_name_the_test_record(make: Make) -> None:
             (1, "decontaminate", "like a test input", "similarity 1.00 to t:2"),
             (2, "decontaminate", "equals a test input", "the same input as t:2"),
             (3, "decontaminate", "like a test input", "similarity 0.98 to t:1"),
-            (5, "decontaminate", "group of a test record", "group `anna` is also that of t:1"),
+            (5, "decontaminate", "group of a test record", "its group `anna` is also that of t:1"),
         ],
     )
     assert outcome(leaks(test, None), table)[0] == [1, 3, 4, 6]

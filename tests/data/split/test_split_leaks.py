@@ -20,13 +20,21 @@ def record(text: str, group: str | None = None, answer: str = "x") -> dict[str, 
 CLEAN = [record(f"message number {number} says {number * 7919}", f"user {number}") for number in range(40)]
 
 LEAKS = {
-    "exact": (record("What is my balance?"), record(" What is  my balance?", answer="y"), "the same input"),
-    "group": (record("first call", "user z"), record("second message", "user z"), "both of group `user z`"),
-    "near duplicate": (record(QUESTION), record(QUESTION.replace("bank", "Bank!")), "inputs of similarity 0.9"),
-    "13-gram": (
+    "equals a test input": (
+        record("What is my balance?"),
+        record(" What is  my balance?", answer="y"),
+        "the same input",
+    ),
+    "group of a test record": (
+        record("first call", "user z"),
+        record("second message", "user z"),
+        "its group `user z`",
+    ),
+    "like a test input": (record(QUESTION), record(QUESTION.replace("bank", "Bank!")), "similarity 0.9"),
+    "shares a 13-gram with a test record": (
         record(f"well, {RUN} and so on"),
         record("count", answer=f"Here: {RUN.title()}!"),
-        "13-grams in both: 1",
+        "1 13-grams of",
     ),
 }
 
@@ -40,7 +48,7 @@ def tables(train: list[dict[str, Any]], test: list[dict[str, Any]], validation: 
 def test_a_planted_leak_is_found_by_kind(kind: str) -> None:
     training_text, test_text, detail = LEAKS[kind]
     result = find_leaks(tables([*CLEAN[:20], training_text], [*CLEAN[20:], test_text]))
-    assert [(leak.kind, leak.splits, leak.locations) for leak in result] == [
+    assert [(leak.reason, leak.splits, leak.locations) for leak in result] == [
         (kind, ("train", "test"), ("f:21", "f:21"))
     ]
     assert detail in result[0].detail
@@ -58,7 +66,10 @@ def test_sound_splits_pass() -> None:
 
 
 def test_kinds_that_the_settings_allow_are_no_leaks() -> None:
-    for kind, settings in {"group": {"group": False}, "near duplicate": {"threshold": None, "ngram": None}}.items():
+    for kind, settings in {
+        "group of a test record": {"group": False},
+        "like a test input": {"threshold": None, "ngram": None},
+    }.items():
         training_text, test_text, _ = LEAKS[kind]
         assert find_leaks(tables([training_text], [test_text]), **settings) == []
 
@@ -66,16 +77,16 @@ def test_kinds_that_the_settings_allow_are_no_leaks() -> None:
 def test_leaks_between_validation_and_test_are_found() -> None:
     for kind, (validation_row, test_row, _) in LEAKS.items():
         result = find_leaks(tables(CLEAN[:9], [*CLEAN[20:29], test_row], [*CLEAN[10:19], validation_row]))
-        expected = [] if kind == "13-gram" else [(kind, ("validation", "test"))]
-        assert [(leak.kind, leak.splits) for leak in result] == expected
+        expected = [] if kind.startswith("shares") else [(kind, ("validation", "test"))]
+        assert [(leak.reason, leak.splits) for leak in result] == expected
 
 
 def test_every_leak_is_reported_once() -> None:
     pairs = [pair[:2] for pair in LEAKS.values()]
     result = find_leaks(tables([pair[0] for pair in pairs], [pair[1] for pair in pairs]))
-    assert sorted(leak.kind for leak in result) == sorted(LEAKS)
+    assert sorted(leak.reason for leak in result) == sorted(LEAKS)
     equal_splits = find_leaks(tables(CLEAN, CLEAN))
-    assert [leak.kind for leak in equal_splits] == ["exact"] * len(CLEAN)
+    assert [leak.reason for leak in equal_splits] == ["equals a test input"] * len(CLEAN)
 
 
 def test_the_wording_of_a_task_is_no_leak() -> None:

@@ -10,7 +10,7 @@ from posttrain.data.split import SplitsConfig
 from posttrain.data.split.split_step import Split
 from posttrain.data.steps.apply import TableCorpus
 from posttrain.data.steps.duplicates import Minhash
-from posttrain.data.steps.step import GlobalResult, PreviousState, SimilarityKind
+from posttrain.data.steps.step import GlobalResult, PreviousState
 from posttrain.testing.steps import table_of
 
 
@@ -85,7 +85,7 @@ def test_the_split_reuses_the_clusters_of_near_duplicate_removal(seed: int, answ
             queries.append(len(rows))
             return super().take(rows)
 
-    def split_with(clusters: dict[SimilarityKind, pa.ChunkedArray]) -> GlobalResult:
+    def split_with(clusters: dict[float, pa.ChunkedArray]) -> GlobalResult:
         corpus = CountingCorpus(table, Split(settings=SplitsConfig(test=0.4)), clusters=clusters)
         corpus.alive[list(result.rejections)] = False
         return Split(settings=SplitsConfig(test=0.4)).decide(corpus)

@@ -8,10 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from posttrain.data.duplicates import all_pairs, candidates
 from posttrain.data.steps.apply import TableCorpus, apply_step
-from posttrain.data.steps.duplicates import Minhash, cluster_inputs
-from posttrain.data.steps.step import Corpus, DataStep
+from posttrain.data.steps.duplicates import Minhash
+from posttrain.data.steps.step import DataStep
 from posttrain.testing.steps import StepContract, lines, table_of
 
 TEXT = "please tell me where my parcel is right now because i have been waiting for it"
@@ -92,23 +91,3 @@ class TestMinhash(StepContract):
     def test_workers_change_nothing(self, table: pa.Table) -> None:
         step = Minhash()
         assert step.decide(ThreadedCorpus(table, step)) == step.decide(TableCorpus(table, step))
-
-    def test_workers_change_nothing_in_dense_buckets(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(candidates, "_PAIRS_OF_DENSE_BUCKET", 300)
-        monkeypatch.setattr(all_pairs, "_CHARACTERS_AN_ITEM", 500)
-        monkeypatch.setattr(all_pairs, "_MOST_ROWS", 30)
-        monkeypatch.setattr(all_pairs, "_ROWS_A_BLOCK", 10)
-        draws = np.random.default_rng(0)
-        endings = ["".join(draws.choice(list("abcdefgh "), size=15)) for _ in range(80)]
-        table = table_of(*(f"{TEXT} {ending}" for ending in endings), *(f"{TEXT}, {ending}" for ending in endings[::4]))
-        step = Minhash()
-        decision = step.decide(TableCorpus(table, step))
-        assert sorted(decision.rejections) == list(range(80, 100))
-        assert step.decide(ThreadedCorpus(table, step)) == decision
-
-    def test_other_steps_can_query_the_clusters(self, table: pa.Table) -> None:
-        step = Minhash()
-        corpus: Corpus = TableCorpus(table, step)
-        result = cluster_inputs(corpus, step.threshold, step.ngram)
-        assert result.tolist() == [0, 0, 0, 3, 0, 0, 0]
-        assert cluster_inputs(corpus, step.threshold, step.ngram, previous=result[:4]).tolist() == result.tolist()

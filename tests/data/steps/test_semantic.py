@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from posttrain.data.duplicates.cosine import cosine_clusters, cosines
+from posttrain.data.similarity.cosine import cosine_clusters, cosines
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.duplicates import Semantic
 from posttrain.data.steps.step import DataStep

@@ -28,7 +28,7 @@ LONG = "the quick brown fox jumps over the lazy dog and runs far away from here 
         ({"threshold": None, "ngram": None}, {}, 0.8, 13),
         ({"threshold": 0.9}, {"near_duplicates": None}, 0.9, 13),
         ({"threshold": None}, {"near_duplicates": None}, None, 13),
-        ({"ngram": 8, "share": 0.5}, None, 0.8, 8),
+        ({"ngram": 8}, None, 0.8, 8),
     ],
 )
 def test_the_stricter_setting_applies(step: Any, splits: Any, threshold: float | None, ngram: int) -> None:
@@ -43,7 +43,6 @@ def test_the_stricter_setting_applies(step: Any, splits: Any, threshold: float |
     [
         ({"threshold": 0.95}, "`decontaminate: {threshold: 0.8}`"),
         ({"threshold": None, "ngram": None}, "`decontaminate: {threshold: 0.8, ngram: 13}`"),
-        ({"share": 0.5}, "`decontaminate: {share: 0}`"),
         ({}, "when the version is built again"),
     ],
 )
@@ -52,9 +51,9 @@ def test_the_fix_names_the_settings_that_let_records_pass(settings: Any, message
 
 
 def test_applying_the_fix_leaves_nothing_to_fix() -> None:
-    lax = Decontaminate(threshold=None, ngram=None, share=0.9)
-    assert "{threshold: 0.8, ngram: 13, share: 0}" in LeakCheck.from_steps([lax], SplitsConfig()).fix
-    strict = Decontaminate(threshold=0.8, ngram=13, share=0)
+    lax = Decontaminate(threshold=None, ngram=None)
+    assert "{threshold: 0.8, ngram: 13}" in LeakCheck.from_steps([lax], SplitsConfig()).fix
+    strict = Decontaminate(threshold=0.8, ngram=13)
     assert "settings" not in LeakCheck.from_steps([strict], SplitsConfig()).fix
 
 
@@ -68,7 +67,7 @@ def test_applying_the_fix_leaves_nothing_to_fix() -> None:
 def test_training_records_are_compared_with_the_test_set(training_text: str, test_text: str, message: str) -> None:
     train = table_of({"prompt": "Something else", "source": "a.jsonl"}, {"prompt": training_text, "source": "a.jsonl"})
     test = table_of({"prompt": test_text, "source": "t.jsonl"})
-    with pytest.raises(UserError, match=r"a\.jsonl:2 \(train\) and t\.jsonl:1 \(test\)") as error:
+    with pytest.raises(UserError, match=r"a\.jsonl:2 \(train\): .* t\.jsonl:1 \(test\)") as error:
         require_no_overlap(train, {"test": test}, "train@v3", [])
     assert message in str(error.value)
     assert str(error.value).startswith("train@v3: 1 record of train overlaps with test")
@@ -78,7 +77,7 @@ def test_training_records_are_compared_with_the_test_set(training_text: str, tes
 def test_a_step_without_ngrams_does_not_hide_a_leak(tmp_path: Path) -> None:
     rows = [f'{{"text": "{number * 7919} {LONG} {number * 104729}"}}' for number in range(12)]
     (tmp_path / "f.jsonl").write_text("\n".join(rows), encoding="utf-8")
-    steps = [{"decontaminate": {"ngram": None, "threshold": None, "contained": None}}]
+    steps = [{"decontaminate": {"ngram": None, "threshold": None}}]
     splits = {"test": 0.5, "near_duplicates": None}
     version = build_version(tmp_path, steps, splits)
     with pytest.raises(UserError, match=r"^s: \d+ records of train overlap with test.*`decontaminate: \{ngram: 13\}`"):

@@ -4,29 +4,25 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as compute
 
-from posttrain.data.arrays import Floats, Indices, Splits
-from posttrain.data.duplicates.candidates import cached_minhash_sketch
-from posttrain.data.duplicates.near_duplicates import cluster_near_duplicates
+from posttrain.data.arrays import Floats, Indices, Mask, Splits
 from posttrain.data.records.provenance import current_ids
 from posttrain.data.records.record import input_texts
+from posttrain.data.similarity.minhash import cached_minhash_sketch
+from posttrain.data.similarity.near_duplicates import cluster_near_duplicates
 from posttrain.data.split import SPLITS, FrozenSplits, assign_splits, split_keys
 from posttrain.data.split.assignment import (
     DRAW_STEP,
     UNASSIGNED,
     first_of_component,
-    first_with_label,
     hash_draw,
     links,
 )
 from posttrain.data.split.config import format_timestamp
-from posttrain.data.steps.step import Corpus, GlobalResult, GlobalStep, SimilarityKind
+from posttrain.data.steps.step import Corpus, GlobalResult, GlobalStep
 from posttrain.store.errors import UserError
-
-_NGRAM = 5
 
 _STRATA = 10_000
 
@@ -39,7 +35,7 @@ class Split(GlobalStep):
     """
 
     name: ClassVar[str] = "split"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     evaluation: ClassVar[bool] = True
     settings: FrozenSplits
 
@@ -55,7 +51,7 @@ class Split(GlobalStep):
         columns = split_keys(table, self.settings)
         if self.settings.near_duplicates is None:
             return columns
-        bands = cached_minhash_sketch(tuple(input_texts(table)), self.settings.near_duplicates, _NGRAM)
+        bands = cached_minhash_sketch(tuple(input_texts(table)), self.settings.near_duplicates)
         return pa.table([*columns.columns, *bands.columns], names=[*columns.column_names, *bands.column_names])
 
     def decide(self, corpus: Corpus) -> GlobalResult:
@@ -88,19 +84,11 @@ class Split(GlobalStep):
         )
 
     def _clusters(self, corpus: Corpus, sketches: pa.Table) -> Indices:
-        """Finds the cluster of every row, int64 [N], named by its smallest row; compares only what changed."""
+        """Finds the cluster of every row, int64 [N], named by its smallest row."""
         state = corpus.previous_state
-        previous = None if state is None else np.asarray(state.table["cluster"].to_numpy())
-        if state is None or previous is None or state.unchanged:
-            return self._cluster(corpus, sketches, None, corpus.alive, previous)
-        intact = _intact_rows(previous, np.asarray(state.table["side"].to_numpy()), corpus.alive)
-        # Clusters that lost a row may fall apart, so only intact ones are reused, and these must come first.
-        order = np.concatenate([np.flatnonzero(intact), np.flatnonzero(~intact)])
-        position = np.argsort(order)
-        cluster = self._cluster(
-            corpus, sketches, order, corpus.alive[order], position[previous[order[: np.count_nonzero(intact)]]]
-        )
-        return first_with_label(order[cluster][position])
+        # If other rows are alive now, a cluster may have lost the row that joined its halves: search from scratch.
+        previous = np.asarray(state.table["cluster"].to_numpy()) if state and state.unchanged else None
+        return self._cluster(corpus, sketches, np.arange(corpus.rows), corpus.alive, previous)
 
     def _among_previous(self, corpus: Corpus, sketches: pa.Table, cluster: Indices, previous: Splits) -> Indices | None:
         """Clusters that rows with a split form by themselves, int64 [N]; None if no cluster of all rows spans two
@@ -123,50 +111,29 @@ class Split(GlobalStep):
         self,
         corpus: Corpus,
         sketches: pa.Table,
-        rows: Indices | None,
-        alive: npt.NDArray[np.bool_] | None = None,
+        rows: Indices,
+        alive: Mask | None = None,
         previous: Indices | None = None,
     ) -> Indices:
-        """Clusters some rows in this order, and names each cluster by its first position; None: all rows."""
-        subset = sketches if rows is None else sketches.take(pa.array(rows))
+        """Clusters some rows, and names each cluster by its first position."""
 
         def texts(positions: Indices) -> list[str]:
-            return input_texts(corpus.take(positions if rows is None else rows[positions]))
+            return input_texts(corpus.take(rows[positions]))
 
         threshold = self.settings.near_duplicates
         assert threshold is not None
-        mask = np.ones(subset.num_rows, dtype=bool) if alive is None else alive
-        alone = self._alone(corpus, threshold)
-        # What no earlier step has found similar to anything need not be compared again.
-        mask = mask & ~(alone if rows is None else alone[rows])
-        return cluster_near_duplicates(subset, texts, threshold, _NGRAM, mask, previous, corpus.map)
+        alone = self._alone(corpus, threshold)[rows]
+        subset = sketches.take(pa.array(rows))
+        return cluster_near_duplicates(subset, texts, threshold, alive, alone, previous, corpus.map)
 
-    def _alone(self, corpus: Corpus, threshold: float) -> npt.NDArray[np.bool_]:
+    def _alone(self, corpus: Corpus, threshold: float) -> Mask:
         """Marks, bool [N], the rows for which an earlier step found no similar living row."""
-        clusters = corpus.clusters.get(SimilarityKind(threshold, _NGRAM))
+        clusters = corpus.clusters.get(threshold)
         if clusters is None:
             return np.zeros(corpus.rows, dtype=bool)
         cluster = np.asarray(clusters.to_numpy())
         living = np.bincount(cluster[corpus.alive], minlength=corpus.rows)
         return np.asarray(living[cluster] < 2)
-
-
-def _intact_rows(cluster: Indices, splits: Splits, alive: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Marks the rows of clusters that have lost no row, and that had a split before: bool [N].
-
-    Args:
-        cluster, splits: [K], of the first K rows as they were.
-        alive: bool [N], as the rows are now.
-    """
-    old = len(cluster)
-    sizes = np.bincount(cluster, minlength=old)
-    # A row without a split may have been dead, and alone, or not.
-    changed = np.where(alive[:old], splits < 0, sizes[cluster] > 1)
-    broken = np.zeros(old, dtype=bool)
-    broken[cluster[changed]] = True
-    intact = np.zeros(len(alive), dtype=bool)
-    intact[:old] = ~broken[cluster]
-    return intact
 
 
 def freeze_settings(keys: pa.Table, config: FrozenSplits, clusters: Indices | None = None) -> FrozenSplits:

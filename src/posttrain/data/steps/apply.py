@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from posttrain.data.arrays import Splits
-from posttrain.data.records.outcome import Outcome, reject_rows, rewrite
+from posttrain.data.records.outcome import Outcome, reject_rows
 from posttrain.data.records.record import CHANGED, RECORD
-from posttrain.data.steps.step import DataStep, GlobalStep, PreviousState, RowStep, ShardView, SimilarityKind
+from posttrain.data.steps.step import DataStep, GlobalStep, PreviousState, RowStep, ShardView
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -26,7 +26,7 @@ class TableCorpus:
     step: GlobalStep
     evaluation: pa.Table = field(default_factory=RECORD.empty_table)
     previous_state: PreviousState | None = None
-    clusters: Mapping[SimilarityKind, pa.ChunkedArray] = field(default_factory=dict)
+    clusters: Mapping[float, pa.ChunkedArray] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -73,8 +73,4 @@ def apply_step(step: DataStep, table: pa.Table, evaluation: pa.Table | None = No
         raise TypeError(f"{type(step).__name__} is neither a RowStep nor a GlobalStep")
     corpus = TableCorpus(table, step, RECORD.empty_table() if evaluation is None else evaluation)
     decision = step.decide(corpus)
-    # Rows are rewritten before any are rejected: both are numbered by the table that the step saw.
-    table, changed = (
-        rewrite(table, decision.rewritten, step.name) if decision.rewritten else (table, CHANGED.empty_table())
-    )
-    return reject_rows(table, step.name, decision.rejections, decision.facts)._replace(changed=changed)
+    return reject_rows(table, step.name, decision.rejections, decision.facts)

@@ -12,14 +12,13 @@ import pyarrow.compute
 from pydantic import Field
 
 from posttrain.data.arrays import Indices
-from posttrain.data.duplicates import near_duplicates as search
-from posttrain.data.duplicates.all_pairs import Fetch
-from posttrain.data.duplicates.candidates import cached_minhash_sketch
-from posttrain.data.duplicates.cosine import cosine_clusters, cosines
 from posttrain.data.quality.features import embed_texts
 from posttrain.data.records.outcome import Rejection
 from posttrain.data.records.record import TextField, joined_texts, locations
-from posttrain.data.steps.step import Corpus, GlobalResult, GlobalStep, SimilarityKind
+from posttrain.data.similarity.cosine import cosine_clusters, cosines
+from posttrain.data.similarity.minhash import cached_minhash_sketch
+from posttrain.data.similarity.near_duplicates import cluster_near_duplicates, similarities
+from posttrain.data.steps.step import Corpus, GlobalResult, GlobalStep
 from posttrain.store.paths import locate_path
 
 _MINILM = "minilm"
@@ -29,9 +28,10 @@ class Minhash(GlobalStep):
     """Keeps the first record of each answer in every cluster of near-duplicate inputs.
 
     Similar inputs with different answers are no duplicates: they mark the boundary between two classes. Two inputs are
-    near duplicates if their sets of n-grams have at least the threshold's Jaccard similarity, which is verified
-    exactly; clusters are the connected components of such pairs. Candidates come from MinHash bands, which miss one in
-    a thousand pairs just at the threshold, and fewer above it (`posttrain.data.duplicates.candidates`).
+    near duplicates if their sets of character 5-grams have at least the threshold's Jaccard similarity, which is
+    verified exactly; clusters are the connected components of such pairs. MinHash proposes pairs, and misses one in a
+    thousand just at the threshold, and fewer above it. Of inputs that are almost alike without being near duplicates,
+    each is compared with the 16 most promising earlier ones only (`posttrain.data.similarity.near_duplicates`).
     """
 
     name: ClassVar[str] = "minhash"
@@ -39,11 +39,10 @@ class Minhash(GlobalStep):
     threshold: float = Field(
         0.8, gt=0, le=1, description="Jaccard similarity from which two inputs are near duplicates."
     )
-    ngram: int = Field(5, ge=1, description="Characters in one n-gram.")
 
     def sketch(self, table: pa.Table) -> pa.Table:
         """Sketches inputs as `minhash_sketch` does, with a 64-bit hash of each ``answer``."""
-        sketches = cached_minhash_sketch(tuple(joined_texts(table, "input")), self.threshold, self.ngram)
+        sketches = cached_minhash_sketch(tuple(joined_texts(table, "input")), self.threshold)
         answers = zip(table["completion"].to_pylist(), table["rejected"].to_pylist(), strict=True)
         # `repr` keeps a missing answer apart from an empty one, and a pair from its two answers joined.
         digests = b"".join(hashlib.blake2b(repr(answer).encode(), digest_size=8).digest() for answer in answers)
@@ -53,8 +52,13 @@ class Minhash(GlobalStep):
         state = corpus.previous_state
         # If other rows are alive now, a cluster may have lost the row that joined its halves: search from scratch.
         previous = state.table if state and state.unchanged else None
-        cluster = cluster_inputs(
-            corpus, self.threshold, self.ngram, None if previous is None else np.asarray(previous["cluster"].to_numpy())
+        clusters_before = None if previous is None else np.asarray(previous["cluster"].to_numpy())
+
+        def texts(rows: Indices) -> list[str]:
+            return joined_texts(corpus.take(rows), "input")
+
+        cluster = cluster_near_duplicates(
+            corpus.sketches(), texts, self.threshold, corpus.alive, previous=clusters_before, over=corpus.map
         )
         sketches = corpus.sketches().select(["grams", "answer"])
         grams, answers = (np.asarray(column.to_numpy(), dtype=np.uint64) for column in sketches.columns)
@@ -68,9 +72,7 @@ class Minhash(GlobalStep):
             same = old[previous["kept"].to_numpy()[duplicates[old]] == first_rows[old]]
             score[same] = previous["score"].to_numpy()[duplicates[same]]
         unknown = np.flatnonzero(np.isnan(score))
-        score[unknown] = search.similarities(
-            _fetch_texts(corpus), duplicates[unknown], first_rows[unknown], self.ngram, corpus.map
-        )
+        score[unknown] = similarities(texts, duplicates[unknown], first_rows[unknown], corpus.map)
         named_rows = np.unique(np.concatenate([first_rows, cluster[duplicates]]))
         named_records = corpus.columns(["id", "source", "line"]).take(pa.array(named_rows))
         ids = dict(zip(named_rows.tolist(), named_records["id"].to_pylist(), strict=True))
@@ -83,21 +85,8 @@ class Minhash(GlobalStep):
             rejections[row] = Rejection(
                 "near duplicate", detail, similarity, cluster=ids[int(cluster[row])], kept=ids[first]
             )
-        kind = SimilarityKind(self.threshold, self.ngram)
-        return GlobalResult(rejections, state=_state(cluster, duplicates, first_rows, score), similarity=kind)
-
-
-def cluster_inputs(corpus: Corpus, threshold: float, ngram: int, previous: Indices | None = None) -> Indices:
-    """Returns the cluster of every row of a corpus, int64 [N], named by its smallest row; rejected rows are alone.
-
-    Args:
-        corpus: Its sketches are those of `posttrain.data.duplicates.candidates.minhash_sketch` for this threshold.
-        previous: int64 [K], the clusters of the first K rows, which were then alive just as they are now; only pairs
-            with a later row are looked for, and the result is that of a search from scratch.
-    """
-    return search.cluster_near_duplicates(
-        corpus.sketches(), _fetch_texts(corpus), threshold, ngram, corpus.alive, previous, corpus.map
-    )
+        state = _state(cluster, duplicates, first_rows, score)
+        return GlobalResult(rejections, state=state, similarity=self.threshold)
 
 
 def _state(cluster: Indices, duplicates: Indices, first_rows: Indices, score: npt.NDArray[np.float64]) -> pa.Table:
@@ -115,10 +104,6 @@ def _repeats_in_clusters(rows: Indices, cluster: Indices, answers: npt.NDArray[n
     new[1:] = (cluster[order][1:] != cluster[order][:-1]) | (answers[order][1:] != answers[order][:-1])
     first = order[new][np.cumsum(new) - 1]
     return order[~new], first[~new]
-
-
-def _fetch_texts(corpus: Corpus) -> Fetch:
-    return lambda rows: joined_texts(corpus.take(rows), "input")
 
 
 class Exact(GlobalStep):

@@ -26,7 +26,6 @@ BUILT_IN = {
     "quality": "posttrain.data.steps.quality:Quality",
     "schema": "posttrain.data.steps.validity:Schema",
     "semantic": "posttrain.data.steps.duplicates:Semantic",
-    "substring": "posttrain.data.steps.substring:Substring",
     "toxicity": "posttrain.data.steps.toxicity:Toxicity",
 }
 

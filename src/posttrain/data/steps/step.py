@@ -105,13 +105,6 @@ class PreviousState(NamedTuple):
     unchanged: bool
 
 
-class SimilarityKind(NamedTuple):
-    """The settings by which inputs count as similar, those of `posttrain.data.duplicates.candidates.minhash_sketch`."""
-
-    threshold: float
-    ngram: int
-
-
 class Corpus(Protocol):
     """All records that a global step decides about, N rows in reading order, in memory or on disk.
 
@@ -135,8 +128,8 @@ class Corpus(Protocol):
         """The state that the step saved with the same settings, if any."""
 
     @property
-    def clusters(self) -> Mapping[SimilarityKind, pa.ChunkedArray]:
-        """The clusters, int64 [N], that earlier steps computed over these rows and ones rejected since."""
+    def clusters(self) -> Mapping[float, pa.ChunkedArray]:
+        """The clusters, int64 [N], of earlier steps over these rows and ones rejected since; by threshold."""
 
     def sketches(self) -> pa.Table:
         """Returns the result of `GlobalStep.sketch` for every row."""
@@ -169,21 +162,19 @@ class GlobalResult:
 
     Attributes:
         rejections: The rejections by row.
-        rewritten: The RECORD columns to replace, by row, such as ``{"text": ...}``.
         facts: As in `Outcome`, N values each.
         state: N rows that the step wants back as `PreviousState` when the dataset has grown.
         frozen_settings: Settings that the records decided, the same for all versions that grow from this one.
-        similarity: The settings by which the state's column ``cluster`` holds all clusters of similar inputs.
+        similarity: The threshold from which inputs are similar, if the state's column ``cluster`` holds their clusters.
         splits: uint8 [N], the split of each row by its index in `posttrain.data.split.SPLITS`; None: unchanged.
         contaminated: The number of evaluation records that training records leak, and their total, by source.
     """
 
     rejections: Mapping[int, Rejection] = field(default_factory=dict)
-    rewritten: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     facts: Mapping[str, pa.Array] = field(default_factory=dict)
     state: pa.Table | None = None
     frozen_settings: Mapping[str, Any] | None = None
-    similarity: SimilarityKind | None = None
+    similarity: float | None = None
     splits: npt.NDArray[np.uint8] | None = None
     contaminated: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 

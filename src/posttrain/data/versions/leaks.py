@@ -1,16 +1,17 @@
 """Checks from the records alone that no split leaks another, whatever code made the splits."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Self
 
 import pyarrow as pa
 
-from posttrain.data.contamination.evaluation_index import EvaluationIndex, index_evaluation
 from posttrain.data.records.provenance import origin_ids
-from posttrain.data.records.record import input_texts, joined_texts, locations
+from posttrain.data.records.record import locations
+from posttrain.data.similarity.evaluation_index import EvaluationIndex, Match
+from posttrain.data.similarity.overlap_sketch import overlap_sketch
 from posttrain.data.split import SplitsConfig
 from posttrain.data.steps.decontaminate import Decontaminate
 from posttrain.data.steps.step import DataStep
@@ -21,7 +22,7 @@ from posttrain.store.errors import UserError
 log = logging.getLogger("posttrain")
 
 _TRAIN = "train"
-_ROWS_A_CHUNK = 256  # what is made of them fits a processor's cache
+_ROWS_A_CHUNK = 4096  # whose n-grams are held in memory
 
 
 _NO_TABLES: Mapping[str, pa.Table] = {}
@@ -30,29 +31,25 @@ _NO_TABLES: Mapping[str, pa.Table] = {}
 _DEFAULT_NGRAM = 13
 
 
-_STRICT_STEP = Decontaminate()
-
-
 @dataclass(frozen=True)
 class Leak:
     """Names a record of one split that overlaps with one of another.
 
     Attributes:
-        kind: ``exact`` (an equal input), ``group``, ``origin`` (one is derived from the other, or both from a third),
-            ``near duplicate`` or, by the length of the run, ``13-gram``.
+        reason: Category of what is shared.
         splits: Names of the two.
         locations: ``file:line`` of the two records, in the order of the splits.
-        detail: Description of what is shared.
+        detail: The beginning of a sentence that ends with the second record.
     """
 
-    kind: str
+    reason: str
     splits: tuple[str, str]
     locations: tuple[str, str]
     detail: str
 
     def __str__(self) -> str:
         (first, second), (location, other) = self.splits, self.locations
-        return f"{location} ({first}) and {other} ({second}): {self.detail}"
+        return f"{location} ({first}): {self.detail} {other} ({second})"
 
 
 def find_leaks(
@@ -60,10 +57,8 @@ def find_leaks(
 ) -> list[Leak]:
     """Finds every record that shares something with a record of another split, and the first or closest such one.
 
-    The check reads nothing but the records: inputs are compared by identity, by exact Jaccard
-    similarity of their character 5-grams, and groups by name. Between ``train`` and every other split shared runs of
-    words count too, by the rule of `posttrain.data.steps.decontaminate.Decontaminate`: those in more than 10
-    held-out records are the wording of the task. Of several things that two records share, the first is reported.
+    The check reads nothing but the records, by the rules of `posttrain.data.steps.decontaminate.Decontaminate`; derived
+    records also share their origin. Between two held-out splits runs of words do not count.
 
     Args:
         tables: RECORD table of each split by its name.
@@ -76,19 +71,22 @@ def find_leaks(
     leaks = []
     for first, second in combinations(order, 2):
         # Two held-out splits may share wording; no model learns from it.
-        ngram_of_pair = ngram if first == _TRAIN else None
-        # Containment is left to the step: a long training text may well quote a short test input.
-        index = index_evaluation(tables[second], ngram=ngram_of_pair, threshold=threshold, contained=None)
-        families = {family: row for row, family in enumerate(_origin_ids(tables[second]))}
+        runs = ngram if first == _TRAIN else None
+        index = EvaluationIndex.from_records(tables[second], threshold, runs)
+        index = index if group else replace(index, groups={})
+        families = {family: row for row, family in reversed([*enumerate(_origin_ids(tables[second]))])}
         for start in range(0, tables[first].num_rows, _ROWS_A_CHUNK):
             chunk = tables[first].slice(start, _ROWS_A_CHUNK)
-            chunk_locations = locations(chunk)
-            reported = set()
-            for row, held_out, kind, detail in _shared_with(chunk, index, families, group):
-                # Of several things that two records share, the first and strongest is enough.
-                if (row, held_out) not in reported:
-                    reported.add((row, held_out))
-                    leaks.append(Leak(kind, (first, second), (chunk_locations[row], index.where[held_out]), detail))
+            sketches = overlap_sketch(chunk, threshold, runs)
+            matches = index.search(sketches, chunk.take, exact=True).best
+            for row, family in enumerate(_origin_ids(chunk)):
+                if family in families:
+                    matches.setdefault(row, Match(families[family], "origin", "has an origin in common with"))
+            where = locations(chunk)
+            leaks += [
+                Leak(match.reason, (first, second), (where[row], index.where[match.other]), match.detail)
+                for row, match in sorted(matches.items())
+            ]
     return leaks
 
 
@@ -126,30 +124,6 @@ def _origin_ids(table: pa.Table) -> list[str]:
     """Returns the id of the record that each row was derived from; its own if there is none."""
     origins = origin_ids(table).to_pylist()
     return [origin or id for origin, id in zip(origins, table["id"].to_pylist(), strict=True)]
-
-
-def _shared_with(
-    chunk: pa.Table, index: EvaluationIndex, families: Mapping[str, int], group: bool
-) -> Iterator[tuple[int, int, str, str]]:
-    """Yields what rows share with the index's records: row, record, kind and detail."""
-    for row, identity in enumerate(chunk["input_id"].to_pylist()):
-        if identity in index.inputs:
-            yield row, index.inputs[identity][0], "exact", "the same input"
-    if group:
-        for row, name in enumerate(chunk["group"].to_pylist()):
-            if name is not None and name in index.groups:
-                yield row, index.groups[name], "group", f"both of group `{name}`"
-    for row, family in enumerate(_origin_ids(chunk)):
-        if family in families:
-            yield row, families[family], "origin", "one is derived from the other, or both from a third"
-    inputs, texts = input_texts(chunk), joined_texts(chunk)
-    if index.input_index is not None:
-        for row, (other, similarity) in index.input_index.search(inputs, texts, []).similar.items():
-            yield row, other, "near duplicate", f"inputs of similarity {similarity:.2f}"
-    if index.word_index is not None:
-        for row, overlap in index.word_index.search(inputs, texts, []).items():
-            kind = f"{index.word_index.ngram}-gram"
-            yield row, overlap.other, kind, "the same words" if overlap.whole else f"{kind}s in both: {overlap.shared}"
 
 
 def training_records(
@@ -251,8 +225,6 @@ def _suggest_fix(step: Decontaminate | None, threshold: float | None, ngram: int
         changes["threshold"] = threshold
     if step.ngram is None:
         changes["ngram"] = ngram
-    if step.share > 0:
-        changes["share"] = 0
     if not changes:
         return "`decontaminate` removes such records from training when the version is built again"
     settings = ", ".join(f"{name}: {value:g}" for name, value in changes.items())

@@ -15,7 +15,7 @@ import pyarrow as pa
 from posttrain.data.reading.pieces import Piece
 from posttrain.data.records.outcome import Rejection
 from posttrain.data.records.record import RECORD, concat
-from posttrain.data.steps.step import DataStep, GlobalStep, PreviousState, RowStep, ShardView, SimilarityKind
+from posttrain.data.steps.step import DataStep, GlobalStep, PreviousState, RowStep, ShardView
 from posttrain.data.versions.previous_assignment import ASSIGNMENTS, PreviousAssignment, id_changes
 from posttrain.data.versions.recipe import Recipe, global_steps, row_steps
 from posttrain.data.versions.shards import PreviousShard, Shard, ShardCorpus, ShardTask, fact_table
@@ -97,7 +97,7 @@ class VersionBuild:
     frozen_settings: dict[str, Any] | None = None
     contaminated: dict[str, tuple[int, int]] = field(default_factory=dict)
     _unassigned: pa.Table | None = None
-    _clusters: dict[SimilarityKind, pa.ChunkedArray] = field(default_factory=dict)
+    _clusters: dict[float, pa.ChunkedArray] = field(default_factory=dict)
 
     @cached_property
     def steps(self) -> list[DataStep]:
@@ -160,14 +160,13 @@ class VersionBuild:
         index = start
         while index < stop:
             step = steps[index]
-            rewritten: Mapping[int, Mapping[str, Any]] = {}
             if isinstance(step, GlobalStep):
-                rewritten = self._decide(index, step, evaluation)
+                self._decide(index, step, evaluation)
                 index += 1
             following = row_steps(steps, index)
-            # Without changed content no shard is written: rejected rows are only masked out.
-            if following or rewritten:
-                self._next_phase(following, index + len(following), rewritten, step.name)
+            # Without row steps no shard is written: rejected rows are only masked out.
+            if following:
+                self._next_phase(following, index + len(following))
                 index += len(following)
 
     def corpus(
@@ -218,8 +217,8 @@ class VersionBuild:
         # Shards are never rewritten for a rejection.
         self.alive[rows] = False
 
-    def _decide(self, index: int, step: GlobalStep, evaluation: pa.Table) -> Mapping[int, Mapping[str, Any]]:
-        """Runs a global step, applies its rejections and split, and returns the rows that it rewrites."""
+    def _decide(self, index: int, step: GlobalStep, evaluation: pa.Table) -> None:
+        """Runs a global step, and applies its rejections and split."""
         keys = [shard.key for shard in self.shards]
         corpus = self.corpus(index, evaluation, self._previous_state(index, step, keys))
         result = step.decide(corpus)
@@ -239,7 +238,6 @@ class VersionBuild:
             if self.previous_assignment is not None:
                 splits = np.where(self.alive, self.splits, -1).astype(np.int8)
                 self._unassigned = self.previous_assignment.unassigned_now(self.phases, splits)
-        return result.rewritten
 
     def _previous_state(self, index: int, step: GlobalStep, keys: Sequence[str]) -> PreviousState | None:
         """Returns the state that the step left when the first of today's shards were all there was."""
@@ -256,17 +254,11 @@ class VersionBuild:
             ids = self.corpus(0).columns(["id"])
             self.facts += [fact_table(ids, step, name, values) for name, values in facts.items()]
 
-    def _next_phase(
-        self, steps: tuple[RowStep, ...], after: int, rewritten: Mapping[int, Mapping[str, Any]], rewriter: str
-    ) -> None:
-        """Makes new shards of the rows left: rewritten, through row steps, sketched for the global steps after them."""
+    def _next_phase(self, steps: tuple[RowStep, ...], after: int) -> None:
+        """Makes new shards of the rows left: through row steps, and sketched for the global steps after them."""
         starts = self.corpus(0).starts
         sketchers = global_steps(self.steps, after)
         held_out = self.alive & (self.splits != 0)
-        by_shard: dict[int, dict[int, Mapping[str, Any]]] = {}
-        for row, values in rewritten.items():
-            index = int(np.searchsorted(starts, row, side="right")) - 1
-            by_shard.setdefault(index, {})[row - int(starts[index])] = values
         tasks, untouched = [], []
         for index, shard in enumerate(self.shards):
             rows = slice(int(starts[index]), int(starts[index + 1]))
@@ -274,7 +266,7 @@ class VersionBuild:
             skipped = np.flatnonzero(held_out[rows])
             untouched.append(self.splits[rows][skipped])
             dropped = np.flatnonzero(~self.alive[rows])
-            source = PreviousShard(shard, dropped, by_shard.get(index, {}), rewriter, skipped)
+            source = PreviousShard(shard, dropped, skipped)
             tasks.append(ShardTask(source, None, (), steps, sketchers, self.folder))
         shards = [Shard.open(folder) for folder in self.engine.map(run_task, tasks)]
         self._begin(shards)

@@ -71,8 +71,7 @@ DEFAULT_STEPS: Any = [
     "exact",
     "conflicts",
     {"minhash": {"threshold": 0.9}},
-    # A short message may well hold most of another.
-    {"decontaminate": {"threshold": 0.9, "contained": None}},
+    {"decontaminate": {"threshold": 0.9}},
 ]
 """Steps that run if the config names none."""
 

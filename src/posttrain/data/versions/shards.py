@@ -19,9 +19,8 @@ import pyarrow.parquet as parquet
 
 from posttrain.data.arrays import Splits
 from posttrain.data.reading.pieces import Piece, read_piece
-from posttrain.data.records.outcome import rewrite
 from posttrain.data.records.record import CHANGED, FACT, RECORD, REJECTED, concat
-from posttrain.data.steps.step import GlobalStep, PreviousState, RowStep, ShardView, SimilarityKind
+from posttrain.data.steps.step import GlobalStep, PreviousState, RowStep, ShardView
 from posttrain.jobs.map import Engine
 from posttrain.store.hashing import digest
 from posttrain.store.workspace import Workspace
@@ -85,14 +84,11 @@ class PreviousShard:
 
     Attributes:
         dropped: int64, rows that a global step rejected.
-        rewritten: Columns that a global step rewrote, by row.
         untouched: int64, held-out rows, none of them dropped, that skip the steps. They come last.
     """
 
     shard: Shard
     dropped: npt.NDArray[np.int64]
-    rewritten: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    rewriter: str = ""
     untouched: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
 
@@ -144,8 +140,7 @@ class ShardTask:
             # The name of the file counts, because records hold it; its path does not.
             return [self.source.described(), dict(self.columns or {}), list(self.labels)]
         previous = self.source
-        rewritten = {str(row): dict(values) for row, values in sorted(previous.rewritten.items())}
-        return [previous.shard.key, previous.dropped.tolist(), rewritten, previous.untouched.tolist()]
+        return [previous.shard.key, previous.dropped.tolist(), previous.untouched.tolist()]
 
     def __call__(self) -> Path:
         """Makes the shard unless it exists, and returns its folder.
@@ -167,7 +162,8 @@ class ShardTask:
 
     def _fill(self, folder: Path) -> None:
         """Runs the row steps and writes records, rejections, changes, facts, sketches and summary."""
-        table, untouched, changes, rejections, funnel, shape, piece = self._start(folder)
+        table, untouched, rejections, funnel, shape, piece = self._start(folder)
+        changes: list[pa.Table] = []
         facts: list[pa.Table] = []
         for step in self.steps:
             before = table
@@ -196,7 +192,7 @@ class ShardTask:
 
     def _start(
         self, folder: Path
-    ) -> tuple[pa.Table, pa.Table, list[pa.Table], list[pa.Table], list[list[Any]], str | None, dict[str, Any]]:
+    ) -> tuple[pa.Table, pa.Table, list[pa.Table], list[list[Any]], str | None, dict[str, Any]]:
         """Reads the rows to process, the untouched rows, and what the source knows of them."""
         if isinstance(self.source, Piece):
             piece = read_piece(self.source, self.columns, self.labels, skip_errors=self.skip_errors)
@@ -207,14 +203,13 @@ class ShardTask:
             return (
                 piece.records,
                 RECORD.empty_table(),
-                [],
                 [piece.unreadable],
                 funnel,
                 piece.shape,
                 self.source.described(),
             )
         previous = self.source
-        table, changed = rewrite(previous.shard.records(), previous.rewritten, previous.rewriter)
+        table = previous.shard.records()
         is_processed, is_untouched = np.ones(table.num_rows, dtype=bool), np.zeros(table.num_rows, dtype=bool)
         is_processed[previous.dropped] = is_processed[previous.untouched] = False
         is_untouched[previous.untouched] = True
@@ -222,7 +217,6 @@ class ShardTask:
         return (
             table.filter(pa.array(is_processed)),
             untouched,
-            [changed],
             [],
             [],
             previous.shard.shape,
@@ -287,7 +281,7 @@ class ShardCorpus:
     engine: Engine
     evaluation: pa.Table = field(default_factory=RECORD.empty_table)
     previous_state: PreviousState | None = None
-    clusters: Mapping[SimilarityKind, pa.ChunkedArray] = field(default_factory=dict)
+    clusters: Mapping[float, pa.ChunkedArray] = field(default_factory=dict)
     read_previous_splits: Callable[[], Splits] | None = None
     read_id_changes: Callable[[], pa.Table] = CHANGED.empty_table
 

@@ -7,12 +7,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from posttrain.data.arrays import Indices
-from posttrain.data.duplicates.candidates import cached_minhash_sketch
-from posttrain.data.duplicates.near_duplicates import cluster_near_duplicates
 from posttrain.data.reading.reader import read
 from posttrain.data.records.provenance import record_kinds
 from posttrain.data.records.record import concat, input_texts
+from posttrain.data.similarity.near_duplicates import near_duplicates
 from posttrain.data.split import split_keys
 from posttrain.data.split.assignment import first_of_component, hash_draw, links
 from posttrain.data.split.config import SplitsConfig
@@ -26,8 +24,6 @@ from posttrain.tune.trainings.config import LEAST_HELD_OUT, TuneConfig
 log = logging.getLogger("posttrain")
 
 Rows = npt.NDArray[np.bool_]
-
-_THRESHOLD, _NGRAM = 0.8, 5  # of near duplicates, as where a dataset is split
 
 
 def split_records(records: pa.Table, tune: TuneConfig, config: TrainJobConfig, root: Path) -> tuple[pa.Table, pa.Table]:
@@ -88,7 +84,7 @@ def hold_out(records: pa.Table, share: float) -> tuple[Rows, Rows]:
         bool [N]: the rows to train on, and those that are held out.
     """
     keys = split_keys(records, SplitsConfig())
-    group = first_of_component(links(keys, _near_duplicates(records)))
+    group = first_of_component(links(keys, near_duplicates(input_texts(records))))
     pseudo = np.array([kind == "pseudo_labels" for kind in record_kinds(records["meta"])], bool)
     plain = ~np.asarray(keys["made"]) & ~pseudo
     draw = np.ones(len(group))
@@ -110,9 +106,3 @@ def overlapping(records: pa.Table, held_out: pa.Table) -> Rows:
     outcome = apply_step(Decontaminate(), records, evaluation=held_out)
     kept = set(outcome.kept["id"].to_pylist())
     return np.array([record not in kept for record in records["id"].to_pylist()], bool)
-
-
-def _near_duplicates(records: pa.Table) -> Indices:
-    texts = input_texts(records)
-    sketches = cached_minhash_sketch(tuple(texts), _THRESHOLD, _NGRAM)
-    return cluster_near_duplicates(sketches, lambda rows: [texts[row] for row in rows], _THRESHOLD, _NGRAM)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.data.duplicates.candidates import union
+from posttrain.data.similarity.near_duplicates import union
 
 pairs = st.lists(st.tuples(st.integers(0, 19), st.integers(0, 19)), max_size=40)
 

@@ -1,4 +1,4 @@
-"""Represents texts as sets of hashed n-grams, and counts exactly what two sets share.
+"""Represents texts as hashed n-grams of characters or of words, and counts exactly what two sets share.
 
 An n-gram is hashed as a polynomial of its characters' code points (or of its words' hashes) modulo 2^64 (Karp and
 Rabin, "Efficient randomized pattern-matching algorithms", IBM Journal of Research and Development, 1987), and then
@@ -13,16 +13,17 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as compute
+import xxhash
 
-from posttrain.data.arrays import Hashes, Indices
-from posttrain.data.records.record import fold_case, is_nearly_ascii
+from posttrain.data.arrays import Hashes, Indices, Mask
+from posttrain.data.records.record import fold_case, is_nearly_ascii, plain_words
 
 Codes = npt.NDArray[np.unsignedinteger[Any]]
-Unit = Literal["character", "word"]
 
 _CHARACTERS_A_BLOCK = 1 << 16  # 512 KiB of hashes fit a processor's cache
 _MEMBERS_A_CHUNK = 1 << 22  # 32 MiB of hashes
-_BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse
+_BASE = 0x9E3779B97F4A7C15
 _SPACES = bytes(code for code in range(128) if chr(code).isspace())
 _FOLD = bytes.maketrans(_SPACES, b" " * len(_SPACES)).lower()
 _SPACE = 32
@@ -45,35 +46,58 @@ class Shingles(NamedTuple):
         return np.diff(self.offsets)
 
 
-def ngram_sets(texts: Sequence[str] | pa.Array | pa.ChunkedArray, ngram: int, unit: Unit = "character") -> Shingles:
-    """Hashes the set of n-grams of every text to 64 bits: 8 bytes a character, so pass large sets in pieces.
+def ngram_sets(texts: Sequence[str], ngram: int) -> Shingles:
+    """Hashes the set of character n-grams of every text: 8 bytes a character, so pass large sets in pieces.
 
-    Texts are compared in the form of `posttrain.data.records.record.fold_case`; spaces separate words. A text
-    of fewer than ``ngram`` units is one shingle. A hash depends on nothing but the n-gram.
+    Texts are compared in the form of `posttrain.data.records.record.fold_case`. A text of fewer than ``ngram``
+    characters is one shingle. A hash depends on nothing but the n-gram.
 
     Raises:
         ValueError: ``ngram`` is below 1.
     """
-    return distinct(ngram_sequences(texts, ngram, unit))
+    return distinct(ngram_sequences(texts, ngram))
 
 
-def ngram_sequences(
-    texts: Sequence[str] | pa.Array | pa.ChunkedArray, ngram: int, unit: Unit = "character"
-) -> Shingles:
-    """Hashes the n-grams in text order and with repetitions: faster than `ngram_sets`."""
+def ngram_sequences(texts: Sequence[str], ngram: int) -> Shingles:
+    """Hashes the character n-grams in text order and with repetitions: faster than `ngram_sets`."""
     if ngram < 1:
-        raise ValueError(f"an n-gram has at least one unit, not {ngram}")
-    if isinstance(texts, pa.Array | pa.ChunkedArray):
-        texts = texts.to_pylist()
+        raise ValueError(f"an n-gram has at least one character, not {ngram}")
     values, sizes = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
     for block in _blocks(texts):
         codes, lengths = _codes(block)
-        if unit == "word":
-            codes, lengths = _words(codes, lengths)
-        values_of_block, sizes_of_block = _rolling(codes, lengths, ngram)
-        values.append(values_of_block)
-        sizes.append(sizes_of_block)
+        hashes, inside = _rolling(codes, lengths, ngram)
+        starts = np.cumsum(lengths + 1) - lengths - 1
+        # Texts shorter than an n-gram are one shingle, or they would equal every other short text.
+        for length in np.unique(lengths[lengths < ngram]).tolist():
+            short = starts[lengths == length]
+            hashes[short] = splitmix64(_polynomials(codes, length)[short] + _tag(length)) if length else _tag(0)
+            inside[short] = True
+        values.append(hashes[inside])
+        sizes.append(np.maximum(lengths - ngram + 1, 1))
     return Shingles(np.concatenate(values), offsets_of(np.concatenate(sizes)))
+
+
+def hash_words(texts: Sequence[str]) -> Shingles:
+    """Hashes the words of every text, in the form of `posttrain.data.records.record.plain_words` and in text order."""
+    plain = [text.strip() for text in plain_words(texts)]
+    lists = compute.ascii_split_whitespace(pa.array(plain, pa.large_string()))
+    words, starts = lists.flatten().dictionary_encode(), lists.offsets.to_numpy()
+    # Each different word is hashed once.
+    different = words.dictionary.to_pylist()
+    hashes = np.array([xxhash.xxh3_64_intdigest(word.encode()) for word in different], dtype=np.uint64)
+    # An empty text is split into one empty word, which is not a word.
+    empty = np.array([not text for text in plain], dtype=bool)
+    values = np.delete(hashes[words.indices.to_numpy()], starts[:-1][empty])
+    return Shingles(values, offsets_of(np.where(empty, 0, np.diff(starts))))
+
+
+def word_runs(words: Shingles, length: int) -> Shingles:
+    """Hashes every run of ``length`` words of texts that `hash_words` has hashed; shorter texts have none."""
+    sizes = words.sizes
+    # A zero behind each text keeps runs from spanning two texts.
+    codes = np.insert(words.values, words.offsets[1:], np.uint64(0))
+    hashes, inside = _rolling(codes, sizes, length)
+    return Shingles(hashes[inside], offsets_of(np.maximum(sizes - length + 1, 0)))
 
 
 def offsets_of(sizes: Indices) -> Indices:
@@ -81,11 +105,6 @@ def offsets_of(sizes: Indices) -> Indices:
     offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
     np.cumsum(sizes, out=offsets[1:])
     return offsets
-
-
-def owning_set(sets: Shingles, positions: Indices) -> Indices:
-    """Finds the set that holds each of some positions in ``sets.values``, which are in order."""
-    return np.repeat(np.arange(len(sets.sizes)), np.diff(np.searchsorted(positions, sets.offsets)))
 
 
 def intersections(a: Shingles, b: Shingles, i: Indices, j: Indices) -> Indices:
@@ -189,52 +208,21 @@ def _codes(texts: Sequence[str]) -> tuple[Codes, Indices]:
     return codes, lengths
 
 
-def _words(codes: Codes, lengths: Indices) -> tuple[Hashes, Indices]:
-    """Hashes each word, adds a zero after every text, and counts the words of each text.
-
-    The hash of any run of characters is the difference of two prefix sums, brought back to power zero.
-    """
-    powers, inverse_powers = (_powers(base, len(codes)) for base in (_BASE, pow(_BASE, -1, 1 << 64)))
-    sums = np.zeros(len(codes) + 1, dtype=np.uint64)
-    np.cumsum(codes * powers, out=sums[1:])
-    ends = np.flatnonzero(codes == _SPACE)
-    begins = np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1])
-    word_hashes = splitmix64((sums[ends] - sums[begins]) * inverse_powers[begins] + _tag(ends - begins))
-    # An empty text is one empty word: like every text shorter than an n-gram it becomes one shingle.
-    last = np.searchsorted(ends, np.cumsum(lengths + 1) - 1)
-    # A zero behind each text keeps n-grams from spanning two texts.
-    filled = np.insert(word_hashes, last + 1, np.uint64(0))
-    return filled, np.diff(last, prepend=-1)
-
-
-def _powers(base: int, count: int) -> Hashes:
-    powers = np.full(count, base, dtype=np.uint64)
-    powers[0] = 1
-    return np.cumprod(powers, dtype=np.uint64)
-
-
-def _tag(length: Indices) -> Hashes:
+def _tag(length: int) -> Hashes:
     """Distinguishes runs of different lengths, whatever they begin with."""
-    return splitmix64(length.astype(np.uint64))
+    return splitmix64(np.array([length], dtype=np.uint64))
 
 
-def _rolling(codes: Codes, lengths: Indices, ngram: int) -> tuple[Hashes, Indices]:
-    """Hashes every n-gram within a text, and counts those of each text."""
+def _rolling(codes: Codes, lengths: Indices, ngram: int) -> tuple[Hashes, Mask]:
+    """Hashes the n-gram at every code, and tells which lie within a text; one code behind each text separates it."""
     ends = np.cumsum(lengths + 1)
     starts = ends - lengths - 1
     # Polynomial hashes of neighbouring n-grams are correlated; MinHash needs evenly spread bits.
-    values = splitmix64(_polynomials(codes, ngram) + _tag(np.array([ngram])))
-    # Texts shorter than an n-gram are one shingle, or they would equal every other short text.
-    for length in np.unique(lengths[lengths < ngram]).tolist():
-        short = starts[lengths == length]
-        units = [codes[short + offset] for offset in range(length)]
-        values[short] = splitmix64(_horner(units, len(short)) + _tag(np.array([length])))
-    outside = np.zeros(len(codes), dtype=bool)
+    values = splitmix64(_polynomials(codes, ngram) + _tag(ngram))
+    inside = np.ones(len(codes), dtype=bool)
     for back in range(1, ngram + 1):
-        outside[np.maximum(ends - back, starts)] = True
-    counts = np.maximum(lengths - ngram + 1, 1)
-    outside[starts] = False
-    return values[~outside], counts
+        inside[np.maximum(ends - back, starts)] = False
+    return values, inside
 
 
 def _polynomials(codes: Codes, length: int) -> Hashes:
@@ -260,11 +248,4 @@ def _join_polynomials(first: Hashes, second: Hashes, length: int, power: int) ->
     """Extends polynomials of the ``length`` codes of ``first`` by those of ``second``."""
     total = first[: len(second) - length] * np.uint64(power)
     total += second[length:]
-    return total
-
-
-def _horner(units: Sequence[Codes], count: int) -> Hashes:
-    total = np.zeros(count, dtype=np.uint64)
-    for codes in units:
-        total = total * np.uint64(_BASE) + codes
     return total

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from posttrain.data.arrays import Indices, Matrix
-from posttrain.data.duplicates.candidates import union
+from posttrain.data.similarity.near_duplicates import union
 
 Vectors = npt.NDArray[np.floating[Any]]
 

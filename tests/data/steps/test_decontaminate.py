@@ -6,13 +6,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from posttrain.data.contamination import word_index
-from posttrain.data.contamination.evaluation_index import contaminated_counts, index_evaluation
 from posttrain.data.records.record import fold_case, input_texts
+from posttrain.data.similarity.evaluation_index import EvaluationIndex, Matches, contaminated_counts
+from posttrain.data.similarity.overlap_sketch import overlap_sketch
 from posttrain.data.steps.apply import TableCorpus, apply_step
 from posttrain.data.steps.decontaminate import Decontaminate
 from posttrain.data.steps.step import DataStep
-from posttrain.jobs.map import ProcessEngine
 from posttrain.testing.steps import StepContract, reasons, table_of
 
 _LETTERS = np.random.default_rng(0).choice(list("abcdefghijklmnopqrstuvwxyz"), (2000, 7))
@@ -54,13 +53,11 @@ def rejections(*rows: dict[str, str] | str, **settings: object) -> dict[int, tup
     return {row["line"]: (row["reason"], line_by_id[row["kept"]]) for row in rejected_rows}
 
 
-@pytest.mark.slow
-def test_an_index_built_by_several_processes_is_the_same() -> None:
-    rows = table_of({"prompt": word_slice(LONG, 5, 40)}, {"prompt": SHORT + "!"}, {"prompt": prose(7, 40)})
-    with ProcessEngine(2) as processes:
-        index = index_evaluation(EVALUATION, over=processes.map)
-    assert index.search(rows) == index_evaluation(EVALUATION).search(rows)
-    assert set(index.find(rows)) == {0, 1}
+def search(
+    training: pa.Table, evaluation: pa.Table, threshold: float | None = 0.8, ngram: int | None = 13, exact: bool = False
+) -> Matches:
+    sketches = overlap_sketch(training, threshold, ngram)
+    return EvaluationIndex.from_records(evaluation, threshold, ngram).search(sketches, training.take, exact=exact)
 
 
 class TestDecontaminate(StepContract):
@@ -121,10 +118,7 @@ def test_a_training_record_inside_a_test_record_is_rejected() -> None:
     rows = (word_slice(LONG, 10, 23), word_slice(LONG, 10, 22))
     assert rejections(*rows) == {1: ("shares a 13-gram with a test record", 1)}
     outcome = apply_step(Decontaminate(), table_of(*rows), EVALUATION)
-    assert outcome.rejected["score"].to_pylist() == [1.0]
-    assert (
-        "1 13-grams of suite.jsonl:1: 100% of this record's, 1% of that one's" in outcome.rejected["detail"][0].as_py()
-    )
+    assert outcome.rejected["detail"].to_pylist() == ["1 13-grams of suite.jsonl:1"]
 
 
 def test_a_13_gram_of_a_test_answer_is_rejected() -> None:
@@ -134,43 +128,29 @@ def test_a_13_gram_of_a_test_answer_is_rejected() -> None:
     }
 
 
-def test_short_texts_are_compared_whole() -> None:
-    assert rejections("Stop?!", "stop it", "stop it now", "!!!") == dict.fromkeys(
-        (1, 2), ("shares a 13-gram with a test record", 3)
-    )
+def test_inputs_of_few_words_are_compared_whole() -> None:
+    assert rejections("Stop?!", "stop it now", "!!!", "do not stop") == {1: ("like a test input", 3)}
+    assert not apply_step(Decontaminate(), table_of("!!!", ""), table_of("?", "")).kept.num_rows - 1
 
 
-def test_a_test_input_inside_a_longer_record_is_rejected() -> None:
-    longer_record = f"{prose(11, 80)}. Q: {SHORT.replace('largest', 'larges')}? {prose(12, 80)}"
+@pytest.mark.parametrize("words_before", [0, 300, 3000])
+def test_a_record_that_holds_a_test_input_is_rejected(words_before: int) -> None:
+    longer_record = f"{prose(11, words_before)} Q: {SHORT.upper()}? {prose(12, 80)}"
     scattered_words = " ".join(f"{word} {prose(seed + 60, 30)}" for seed, word in enumerate(SHORT.split()))
-    assert rejections(longer_record, scattered_words) == {1: ("like a test input", 2)}
-    assert rejections(longer_record, contained=None) == {}
+    cut = f"{prose(11, 30)} {word_slice(SHORT, 0, 7)} {prose(12, 30)}"
+    assert rejections(longer_record, scattered_words, cut) == {1: ("holds a test input", 2)}
 
 
 def test_a_script_without_spaces_is_split_into_words() -> None:
-    question = "我的银行卡为什么在商店里被拒绝了"
+    question = "我的银行卡为什么被拒绝了"
     row = f"昨天我去买东西。{question}？请告诉我该怎么办，谢谢你的帮助。"
-    outcome = apply_step(
-        Decontaminate(ngram=None), table_of(row, "完全不同的一句话，说的是别的事情"), table_of(question)
-    )
-    assert reasons(outcome) == {1: "like a test input"}
+    outcome = apply_step(Decontaminate(), table_of(row, "完全不同的一句话，说的是别的事情"), table_of(question))
+    assert reasons(outcome) == {1: "holds a test input"}
 
 
-def test_a_test_input_of_few_words_may_stand_in_a_longer_record() -> None:
-    short = table_of("why was my card declined")
-    row = table_of(f"{prose(11, 40)} Why was my card declined? {prose(12, 40)}")
-    assert not apply_step(Decontaminate(), row, short).rejected.num_rows
-
-
-def test_a_test_input_is_found_anywhere_in_a_very_long_record() -> None:
-    for words_before in (300, 585, 1000, 3000):
-        assert rejections(f"{prose(11, words_before)} {SHORT} {prose(12, 2000)}") == {1: ("like a test input", 2)}
-
-
-def test_share_sets_the_required_overlap() -> None:
-    row = f"{prose(4, 50)} {word_slice(LONG, 0, 20)} {prose(5, 50)}"
-    assert set(rejections(row, share=0.05)) == {1}
-    assert rejections(row, share=0.5) == {}
+def test_an_answer_is_not_searched_as_an_input() -> None:
+    evaluation = table_of({"prompt": "say it", "completion": SHORT})
+    assert not apply_step(Decontaminate(), table_of(f"{prose(1, 9)} {SHORT}"), evaluation).rejected.num_rows
 
 
 def test_ngrams_of_many_test_records_are_ignored() -> None:
@@ -186,20 +166,19 @@ def test_the_order_of_the_evaluation_records_changes_nothing() -> None:
     texts = [prose(seed, 40) for seed in range(20)]
     evaluation = table_of(*texts, *texts[:3])
     training = table_of(*[word_slice(texts[seed], 3, 20) for seed in range(20)], *texts[:5], prose(99, 40))
-    expected = index_evaluation(evaluation).search(training)
+    expected = search(training, evaluation)
     for _ in range(3):
         order = rng.permutation(evaluation.num_rows)
-        result = index_evaluation(evaluation.take(pa.array(order))).search(training)
-        assert {row: (item.reason, item.score, item.kept) for row, item in result.rejections.items()} == {
-            row: (item.reason, item.score, item.kept) for row, item in expected.rejections.items()
+        result = search(training, evaluation.take(pa.array(order)))
+        assert {row: (item.reason, item.score) for row, item in result.best.items()} == {
+            row: (item.reason, item.score) for row, item in expected.best.items()
         }
-        assert {(row, order[other]) for row, other in result.pairs} == set(expected.pairs)
+        assert {(row, order[other]) for row, other in result.pairs} == expected.pairs
 
 
 def test_contaminated_records_are_counted_by_suite() -> None:
-    index = index_evaluation(EVALUATION)
-    findings = index.search(table_of(LONG, f"{prose(2, 30)} {SHORT}", "and nothing else"))
-    assert contaminated_counts(EVALUATION, findings.pairs) == {"suite.jsonl": (2, 2), "other.jsonl": (0, 1)}
+    matches = search(table_of(LONG, f"{prose(2, 30)} {SHORT}", "and nothing else"), EVALUATION)
+    assert contaminated_counts(EVALUATION, matches.pairs) == {"suite.jsonl": (2, 2), "other.jsonl": (0, 1)}
 
 
 def mutate(rng: np.random.Generator, text: str) -> str:
@@ -228,45 +207,7 @@ def test_near_duplicates_equal_an_exhaustive_search(threshold: float) -> None:
     evaluation = table_of(*texts)
     training = table_of(*[mutate(rng, text) if text else "A" for text in texts for _ in range(4)])
     expected = brute_force(training, evaluation, lambda a, b: len(a & b) / len(a | b) >= threshold)
-    index = index_evaluation(evaluation, ngram=None, threshold=threshold, contained=None)
-    assert set(index.find(training)) == expected
-
-
-@pytest.mark.parametrize("contained", [0.5, 0.8, 1.0])
-def test_containment_equals_an_exhaustive_search(contained: float) -> None:
-    rng = np.random.default_rng(3)
-    texts = [prose(seed, int(rng.integers(8, 24))) for seed in range(15)]
-    longer_texts = [
-        f"{prose(100 + number, 9)} {mutate(rng, text)} {prose(200 + number, 9)}"
-        for number, text in enumerate(texts * 2)
-    ]
-    result = index_evaluation(table_of(*texts), ngram=None, threshold=1.0, contained=contained).find(
-        table_of(*longer_texts)
-    )
-
-    def share(text: str, test_input: str) -> float:
-        runs, input_runs = ([item[start : start + 5] for start in range(len(item) - 4)] for item in (text, test_input))
-        width = int(np.ceil(len(input_runs) / contained))
-        starts = range(max(1, len(runs) - width + 1))
-        return max(len(set(runs[start : start + width]) & set(input_runs)) for start in starts) / len(set(input_runs))
-
-    for row, text in enumerate(longer_texts):
-        shares = [share(text, test_input) for test_input in texts]
-        assert (row in result) == (max(shares) >= contained)
-        if row in result:
-            assert result[row].score == max(shares)
-
-
-def test_the_size_of_blocks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(4)
-    texts = [prose(seed, 30) for seed in range(20)]
-    index, training = index_evaluation(table_of(*texts)), table_of(*[mutate(rng, text) for text in texts * 3])
-    expected = index.search(training)
-    monkeypatch.setattr("posttrain.data.contamination.postings._PAIRS_A_BLOCK", 40)
-    monkeypatch.setattr("posttrain.data.contamination.evaluation_index._ROWS_A_BLOCK", 7)
-    result = index.search(training)
-    assert result.rejections == expected.rejections
-    assert set(result.pairs) == set(expected.pairs)
+    assert set(search(training, evaluation, threshold, None, exact=True).best) == expected
 
 
 def test_removed_rows_are_not_searched() -> None:
@@ -278,9 +219,8 @@ def test_removed_rows_are_not_searched() -> None:
     assert decision.contaminated == {"suite.jsonl": (1, 2), "other.jsonl": (0, 1)}
 
 
-@pytest.mark.parametrize("ngram", [1, 3, 13])
-def test_shared_ngrams_equal_an_exhaustive_search(ngram: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(word_index, "_IGNORE_ABOVE", 1000)
+@pytest.mark.parametrize("ngram", [3, 13])
+def test_shared_runs_equal_an_exhaustive_search(ngram: int) -> None:
     rng = np.random.default_rng(2)
     texts = [prose(seed, int(rng.integers(1, 40))) for seed in range(40)]
     evaluation = table_of(*texts)
@@ -288,18 +228,18 @@ def test_shared_ngrams_equal_an_exhaustive_search(ngram: int, monkeypatch: pytes
 
     def runs(text: str) -> set[tuple[str, ...]]:
         parts = text.split()
-        return {tuple(parts[start : start + ngram]) for start in range(max(1, len(parts) - ngram + 1))}
+        wholes = {tuple(parts)} if len(parts) < ngram else set()
+        return wholes | {tuple(parts[start : start + ngram]) for start in range(len(parts) - ngram + 1)}
 
-    index = index_evaluation(evaluation, ngram=ngram, threshold=None)
-    evaluation_runs = [runs(text) for text in texts]
-    result = index.find(training)
+    def shares(text: str, other: str) -> bool:
+        words = len(other.split())
+        held = 8 <= words < ngram and f" {other} " in f" {text} "
+        return held or (bool(runs(text) & runs(other)) and (words >= ngram or words < 8))
+
+    result = search(training, evaluation, None, ngram)
     for row, text in enumerate(training["text"].to_pylist()):
-        row_runs = runs(text)
-        num_shared = [len(row_runs & other) for other in evaluation_runs]
-        assert (row in result) == (max(num_shared) > 0)
-        if max(num_shared) and result[row].reason.startswith("shares"):
-            other = int(np.argmax(num_shared))
-            assert result[row].kept == evaluation["id"][other].as_py()
-            assert result[row].score == max(
-                max(num_shared) / len(row_runs), max(num_shared) / len(evaluation_runs[other])
-            )
+        matching = {other for other, test_text in enumerate(texts) if shares(text, test_text) or text == test_text}
+        assert {other for number, other in result.pairs if number == row} == matching
+        if matching and result.best[row].reason.startswith("shares"):
+            counts = [len(runs(text) & runs(other)) for other in texts]
+            assert (result.best[row].other, result.best[row].score) == (int(np.argmax(counts)), max(counts))

@@ -1,6 +1,8 @@
 """Near-duplicate clusters equal brute force over all pairs, up to the miss rate of MinHash."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -8,22 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.data.duplicates import all_pairs, candidates
-from posttrain.data.duplicates import near_duplicates as search
-from posttrain.data.duplicates.candidates import minhash_sketch
-from posttrain.data.duplicates.near_duplicates import cluster_near_duplicates, near_duplicates
+from posttrain.data.similarity import minhash
+from posttrain.data.similarity import near_duplicates as search
+from posttrain.data.similarity.minhash import minhash_sketch
+from posttrain.data.similarity.near_duplicates import cluster_near_duplicates, near_duplicates
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.duplicates import Minhash
 
 pytestmark = pytest.mark.slow
 
 
-def brute_force(texts: list[str], threshold: float, ngram: int) -> list[int]:
+def brute_force(texts: list[str], threshold: float) -> list[int]:
     """Clusters from comparing every pair and walking the connected texts."""
 
     def runs(text: str) -> set[str]:
         folded_text = " ".join(text.split()).casefold()
-        return {folded_text[at : at + ngram] for at in range(max(1, len(folded_text) - ngram + 1))}
+        return {folded_text[at : at + 5] for at in range(max(1, len(folded_text) - 4))}
 
     sets = [runs(text) for text in texts]
     clusters = [-1] * len(texts)
@@ -40,14 +42,14 @@ def brute_force(texts: list[str], threshold: float, ngram: int) -> list[int]:
     return clusters
 
 
-@pytest.fixture(scope="module")
+@contextmanager
 def exact_minhash() -> Iterator[None]:
     """Sets a miss rate of 10^-9, so that the result equals brute force."""
+    minhash.banding.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(candidates, "_MISS_RATE", 1e-9)
-        candidates.banding.cache_clear()
+        patch.setattr(minhash, "_MISS_RATE", 1e-9)
         yield
-    candidates.banding.cache_clear()
+    minhash.banding.cache_clear()
 
 
 corpora = st.lists(st.text("abA \n", max_size=14), max_size=14)
@@ -55,10 +57,10 @@ thresholds = st.sampled_from([0.25, 1 / 3, 0.5, 0.6, 2 / 3, 0.75, 0.8, 0.9, 1.0]
 
 
 @settings(max_examples=25, deadline=None)
-@given(texts=corpora, threshold=thresholds, ngram=st.integers(1, 5))
-@pytest.mark.usefixtures("exact_minhash")
-def test_clusters_equal_brute_force(texts: list[str], threshold: float, ngram: int) -> None:
-    assert near_duplicates(texts, threshold, ngram).tolist() == brute_force(texts, threshold, ngram)
+@given(texts=corpora, threshold=thresholds)
+def test_clusters_equal_brute_force(texts: list[str], threshold: float) -> None:
+    with exact_minhash():
+        assert near_duplicates(texts, threshold).tolist() == brute_force(texts, threshold)
 
 
 def messages(count: int) -> list[str]:
@@ -78,7 +80,7 @@ def test_messages_of_ten_words(threshold: float) -> None:
     texts = messages(300)
     clusters = near_duplicates(texts, threshold)
     assert clusters.dtype == np.int64
-    assert clusters.tolist() == brute_force(texts, threshold, 5)
+    assert clusters.tolist() == brute_force(texts, threshold)
     assert 150 <= len(set(clusters.tolist())) < 300
 
 
@@ -88,7 +90,7 @@ def cluster_texts(
     def fetch(rows: np.ndarray) -> list[str]:
         return [texts[row] for row in rows.tolist()]
 
-    return cluster_near_duplicates(minhash_sketch(texts, threshold, 3), fetch, threshold, 3, alive, previous)
+    return cluster_near_duplicates(minhash_sketch(texts, threshold), fetch, threshold, alive, previous=previous)
 
 
 @settings(max_examples=20, deadline=None)
@@ -114,48 +116,45 @@ def test_incremental_search_over_messages(steps: list[int]) -> None:
     np.testing.assert_array_equal(clusters, cluster_texts(texts, 0.6))
 
 
-def test_incremental_search_compares_no_two_old_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Every pair whose similarity is computed."""
+    pairs: list[tuple[int, int]] = []
+    compare = search.similarities
+
+    def record_pairs(texts: Any, i: np.ndarray, j: np.ndarray, over: Any) -> np.ndarray:
+        pairs.extend(zip(i.tolist(), j.tolist(), strict=True))
+        return compare(texts, i, j, over)
+
+    monkeypatch.setattr(search, "similarities", record_pairs)
+    return pairs
+
+
+def test_incremental_search_compares_no_two_old_texts(compared: list[tuple[int, int]]) -> None:
     texts = messages(200)
     previous = cluster_texts(texts[:190], 0.6)
-    compared_pairs: list[tuple[int, int]] = []
-    compare = search._similarities
-
-    def record_pairs(i: np.ndarray, j: np.ndarray, **options: object) -> np.ndarray:
-        compared_pairs.extend(zip(i.tolist(), j.tolist(), strict=True))
-        return compare(i, j, **options)
-
-    monkeypatch.setattr(search, "_similarities", record_pairs)
+    compared.clear()
     cluster_texts(texts, 0.6, previous)
-    assert compared_pairs
-    assert all(max(pair) >= 190 for pair in compared_pairs)
+    assert compared
+    assert all(max(pair) >= 190 for pair in compared)
 
 
 def test_clusters_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = messages(120)
     expected = near_duplicates(texts, 0.6)
-    monkeypatch.setattr(candidates, "_CHARACTERS_A_PIECE", 1000)
-    monkeypatch.setattr(search, "_PAIRS_A_LIST", 7)
+    monkeypatch.setattr(minhash, "_CHARACTERS_A_PIECE", 1000)
+    monkeypatch.setattr(search, "_ROWS_A_BLOCK", 17)
     monkeypatch.setattr(search, "_PAIRS_A_BLOCK", 20)
     monkeypatch.setattr(search, "_PAIRS_AN_ITEM", 3)
-    monkeypatch.setattr(search, "_LEADING_BITS", 2)
     np.testing.assert_array_equal(near_duplicates(texts, 0.6), expected)
     np.testing.assert_array_equal(cluster_texts(texts, 0.6, cluster_texts(texts[:70], 0.6)), cluster_texts(texts, 0.6))
 
 
-def test_many_similar_texts_are_not_compared_pairwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_similar_texts_are_not_compared_pairwise(compared: list[tuple[int, int]]) -> None:
     text = "a message that is sent again and again with nothing but a number at its end, please ignore it: "
     texts = [f"{text}{number}" for number in range(1500)]
-    num_compared = 0
-    compare = search._similarities
-
-    def count_pairs(i: np.ndarray, j: np.ndarray, **options: object) -> np.ndarray:
-        nonlocal num_compared
-        num_compared += len(i)
-        return compare(i, j, **options)
-
-    monkeypatch.setattr(search, "_similarities", count_pairs)
     assert not near_duplicates(texts).any()
-    assert num_compared < 3 * len(texts)
+    assert len(compared) < 3 * len(texts)
 
 
 def template_texts(count: int, fresh: float, num_words: int = 40, seed: int = 0) -> list[str]:
@@ -171,33 +170,14 @@ def template_texts(count: int, fresh: float, num_words: int = 40, seed: int = 0)
     return texts
 
 
-@pytest.fixture
-def small_dense_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few texts form a dense bucket, and a dense bucket is cut into parts."""
-    monkeypatch.setattr(candidates, "_PAIRS_OF_DENSE_BUCKET", 300)
-    monkeypatch.setattr(all_pairs, "_MOST_ROWS", 50)
-    monkeypatch.setattr(all_pairs, "_ROWS_A_BLOCK", 16)
-
-
 @pytest.mark.parametrize(("fresh", "threshold"), [(0.03, 0.8), (0.2, 0.6)])
-@pytest.mark.usefixtures("exact_minhash", "small_dense_buckets")
 def test_texts_of_one_template(threshold: float, fresh: float) -> None:
     texts = template_texts(70, fresh) + template_texts(50, fresh, seed=1) + messages(20)
-    assert near_duplicates(texts, threshold).tolist() == brute_force(texts, threshold, 5)
+    assert near_duplicates(texts, threshold).tolist() == brute_force(texts, threshold)
 
 
-@settings(max_examples=12, deadline=None)
-@given(texts=st.lists(st.text("ab ", min_size=8, max_size=30), min_size=10, max_size=40), threshold=thresholds)
-@pytest.mark.usefixtures("exact_minhash")
-def test_texts_of_few_letters(texts: list[str], threshold: float) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(candidates, "_PAIRS_OF_DENSE_BUCKET", 20)
-        assert near_duplicates(texts, threshold, 2).tolist() == brute_force(texts, threshold, 2)
-
-
-@pytest.mark.usefixtures("small_dense_buckets")
-def test_incremental_search_over_texts_of_one_template(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = template_texts(200, 0.12)
+def test_incremental_search_over_texts_of_one_template() -> None:
+    texts = template_texts(200, 0.07)
     texts = [texts[row] for row in np.random.default_rng(1).permutation(len(texts))]
     expected = cluster_texts(texts, 0.8)
     assert 1 < len(set(expected.tolist())) < 200
@@ -207,41 +187,34 @@ def test_incremental_search_over_texts_of_one_template(monkeypatch: pytest.Monke
     np.testing.assert_array_equal(
         cluster_texts(texts, 0.8, cluster_texts(texts[:40], 0.8, alive=alive[:40]), alive), subset
     )
-    monkeypatch.setattr(candidates, "_PAIRS_OF_DENSE_BUCKET", 1 << 40)
-    np.testing.assert_array_equal(cluster_texts(texts, 0.8), expected)
-    np.testing.assert_array_equal(cluster_texts(texts, 0.8, alive=alive), subset)
 
 
-def test_a_dense_bucket_with_few_near_duplicates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_known_to_be_alone_are_not_compared(compared: list[tuple[int, int]]) -> None:
+    texts = messages(200)
+    expected = near_duplicates(texts)
+    alone = np.bincount(expected, minlength=200)[expected] == 1
+    compared.clear()
+    sketches, fetch = minhash_sketch(texts), lambda rows: [texts[row] for row in rows.tolist()]
+    np.testing.assert_array_equal(cluster_near_duplicates(sketches, fetch, alone=alone), expected)
+    assert compared
+    assert not any(alone[list(pair)].any() for pair in compared)
+
+
+def test_few_near_duplicates_among_many_texts_of_one_template(compared: list[tuple[int, int]]) -> None:
     """Of 2,000 texts at a similarity of about 0.72 only 50 copies with one typo join their originals."""
     draws = np.random.default_rng(5)
     template = "".join(draws.choice(list("abcdefghij "), size=500))
     texts = [template + "".join(draws.choice(list("klmnopqrst"), size=100)) for _ in range(2000)]
     copies = draws.permutation(2000)[:50]
     texts += [texts[row][:250] + "?" + texts[row][250:] for row in copies]
-    num_compared = 0
-    compare = search._similarities
-
-    def count_pairs(i: np.ndarray, j: np.ndarray, **options: object) -> np.ndarray:
-        nonlocal num_compared
-        num_compared += len(i)
-        return compare(i, j, **options)
-
-    monkeypatch.setattr(search, "_similarities", count_pairs)
     assert near_duplicates(texts).tolist() == [*range(2000), *copies.tolist()]
-    assert num_compared < 10 * len(texts)
-
-
-def test_a_large_dense_bucket_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(candidates, "_PAIRS_OF_DENSE_BUCKET", 10)
-    monkeypatch.setattr(search, "_ROWS_TO_WARN", 100)
-    near_duplicates(template_texts(150, 0.09))
-    assert "texts are almost alike" in caplog.text
+    # Linear in the number of texts: no text is compared with more than 16 earlier ones.
+    assert len(compared) <= 16 * len(texts)
 
 
 def test_no_false_pairs_and_at_most_1_percent_missing() -> None:
     texts = messages(400)
-    clusters, truth = near_duplicates(texts, 0.8), np.array(brute_force(texts, 0.8, 5))
+    clusters, truth = near_duplicates(texts, 0.8), np.array(brute_force(texts, 0.8))
     result_pairs, true_pairs = (labels[:, None] == labels for labels in (clusters, truth))
     assert not (result_pairs & ~true_pairs).any()
     assert (true_pairs & ~result_pairs).sum() <= 0.01 * true_pairs.sum()

@@ -1,1 +1,0 @@
-"""Finds training records that overlap with evaluation records."""
