@@ -159,7 +159,7 @@ def test_records_that_changed_are_recognised_by_their_content(data: Path, tmp_pa
     changed = [*PAIRS[:3], {**PAIRS[3], "chosen": "top up now"}]
     with pytest.raises(UserError, match="the content of the data has changed"):
         posttrain.train("tiny", changed, tmp_path / "out", settings=SMALL)
-    # The same content from a file is no change.
+    # The same content from a file is not a change.
     assert posttrain.train("tiny", data, tmp_path / "out", settings=SMALL).steps == 4
 
 

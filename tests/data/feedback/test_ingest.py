@@ -116,5 +116,5 @@ def test_lines_that_are_no_feedback_are_set_aside(tmp_path: Path, caplog: pytest
     assert [entry["line"] for entry in rejected] == [2, 3, 4, 5, 6, 7, 11, 12]
     assert "`rating`: must be at most 1,000,000" in rejected[0]["reason"]
     assert rejected[0]["entry"].encode() + b"\n" == lines[0]
-    assert "8 lines are no feedback and are set aside in" in caplog.text
-    assert "000001.open:2: is no feedback (feedback: `rating`" in caplog.text
+    assert "8 lines are not feedback and are set aside in" in caplog.text
+    assert "000001.open:2: is not feedback (feedback: `rating`" in caplog.text

@@ -1,4 +1,4 @@
-"""Records come from plain, compressed and remote files alike; a path that is no file raises."""
+"""Records come from plain, compressed and remote files alike; a path that is not a file raises."""
 
 import gzip
 import os

@@ -76,8 +76,8 @@ def test_a_hub_that_does_not_answer_is_one_line(hub: Hub, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("hub:one", "hub:one: is no name of a dataset on the Hub; write hub:OWNER/NAME, "),
-        ("hub:me/one:a:b", "is no name of a dataset"),
+        ("hub:one", "hub:one: is not the name of a dataset on the Hub; write hub:OWNER/NAME, "),
+        ("hub:me/one:a:b", "is not the name of a dataset"),
         ("hub:me/none", "hub:me/none: the Hub has no such dataset, or this token may not use it; check the name, and "),
         ("hub:me/one:dev", "hub:me/one:dev: has no split `dev`; one of test, train"),
         ("hub:me/one/defautl", "has no configuration `defautl`; did you mean `default`?"),

@@ -223,6 +223,6 @@ def test_a_mapped_column_without_a_place_in_any_shape_raises(
     tmp_path: Path, columns: dict[str, str], row: dict[str, Any]
 ) -> None:
     with pytest.raises(
-        UserError, match=r":1: `columns` maps only \w+, and the columns .* are no shape that we know; map"
+        UserError, match=r":1: `columns` maps only \w+, and the columns .* are not a shape that we know; map"
     ):
         read_row(tmp_path, row, columns)

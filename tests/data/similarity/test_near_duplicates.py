@@ -158,7 +158,7 @@ def test_many_similar_texts_are_not_compared_pairwise(compared: list[tuple[int, 
 
 
 def template_texts(count: int, fresh: float, num_words: int = 40, seed: int = 0) -> list[str]:
-    """Texts of one template in which a run of ``fresh`` to twice ``fresh`` of the words is sampled anew."""
+    """Texts of one template in which a run of ``fresh`` to twice ``fresh`` of the words is sampled again."""
     draws = np.random.default_rng(seed)
     vocabulary = ["".join(draws.choice(list("abcdefghij"), size=6)) for _ in range(400)]
     template = list(draws.choice(vocabulary, size=num_words))

@@ -152,7 +152,10 @@ def test_a_group_member_after_a_time_boundary_is_rejected() -> None:
 
 @pytest.mark.parametrize(
     ("value", "message"),
-    [(None, "f:2: has no `at`, which decides its split"), ("soon", "f:2: `at`: `soon` is no timestamp; write it like")],
+    [
+        (None, "f:2: has no `at`, which decides its split"),
+        ("soon", "f:2: `at`: `soon` is not a timestamp; write it like"),
+    ],
 )
 def test_a_record_without_a_timestamp_raises(value: str | None, message: str) -> None:
     with pytest.raises(UserError, match=message):
@@ -167,7 +170,7 @@ def test_a_record_without_a_timestamp_raises(value: str | None, message: str) ->
         ({"by": "time"}, "needs `time`"),
         ({"since": {"test": "2026-01-01"}}, "are for `by: time`"),
         ({"by": "time", "time": "t", "stratify": "label"}, "is for `by: hash`"),
-        ({"by": "time", "time": "t", "since": {"test": "yesterday"}}, "`yesterday` is no timestamp"),
+        ({"by": "time", "time": "t", "since": {"test": "yesterday"}}, "`yesterday` is not a timestamp"),
         ({"by": "time", "time": "t", "since": {"validation": "2026-02-01", "test": "2026-01-01"}}, "before test"),
     ],
 )

@@ -75,7 +75,7 @@ class TestLabelErrors(StepContract):
         assert set(lines(apply_step(LabelErrors(action="reject"), table).rejected)) == {3, 20}
 
     def test_check_raises_for_an_unknown_embedder(self) -> None:
-        with pytest.raises(UserError, match="`nothing` is no embedder"):
+        with pytest.raises(UserError, match="`nothing` is not an embedder"):
             LabelErrors(embedder="nothing").check()
         LabelErrors(embedder="nothing", features="ngrams").check()
 

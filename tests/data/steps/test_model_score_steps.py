@@ -139,7 +139,7 @@ def test_the_key_holds_the_model_not_its_path(tiny_model: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("step", [Perplexity(model="./none"), Difficulty(model="./none")])
 def test_a_missing_model_raises_before_any_work(step: DataStep, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no model"):
+    with pytest.raises(UserError, match="is not a model"):
         step.located(tmp_path)
-    with pytest.raises(UserError, match="is no model"):
+    with pytest.raises(UserError, match="is not a model"):
         step.check()

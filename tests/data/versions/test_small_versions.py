@@ -87,8 +87,8 @@ def test_labelled_files_override_earlier_answers(make: Make) -> None:
     result = [(turns[0]["content"], answer) for turns, answer in rows(third.records, "prompt", "completion")]
     assert result == [("kept", "x"), ("asked", "x"), ("corrected", "y"), ("asked and in a file", "x")]
     assert sorted(rows(third.rejected, "line", "source", "reason", "detail")) == [
-        (2, "old", "answered anew", "another answer stands at new:2"),
-        (2, "pool", "answered anew", "another answer stands at new:3"),
+        (2, "old", "answered again", "another answer stands at new:2"),
+        (2, "pool", "answered again", "another answer stands at new:3"),
         (3, "old", "left the files", "no labelled file holds it any more"),
     ]
     assert third.meta["filters"] == ["labelled files", "answers", "exact", "conflicts"]

@@ -93,5 +93,5 @@ def test_relevance_is_high_where_the_model_is_uncertain() -> None:
 
 
 def test_a_missing_sentence_model_is_named() -> None:
-    with pytest.raises(UserError, match=r"select\.embeddings: `nothing` is no embedder"):
+    with pytest.raises(UserError, match=r"select\.embeddings: `nothing` is not an embedder"):
         SelectConfig(embeddings="nothing").check_models()

@@ -252,7 +252,7 @@ def test_files_of_two_checkpoints_are_damage(two_checkpoints: Checkpoints, make:
 
 
 def test_other_files_in_the_folder_are_not_touched(two_checkpoints: Checkpoints, make: Make, same: Same) -> None:
-    """Files and folders that are no checkpoints stay untouched."""
+    """Files and folders that are not checkpoints stay untouched."""
     others: dict[str, Any] = {"step-12": None, "step-abc": None, "notes.txt": "x", "tmp-000000009": None}
     for name, content in others.items():
         (two_checkpoints.folder / name).mkdir() if content is None else (two_checkpoints.folder / name).write_text(

@@ -46,7 +46,7 @@ def test_constant_norms_have_a_floor_for_outliers(make_values: MakeValues) -> No
     for step in range(100):
         assert detector.observe(make_values(step, grad_norm=1.0)) is None
     assert detector.observe(make_values(100, grad_norm=4.0)) is None, "below exp(7 * 0.25)"
-    assert detector.observe(make_values(101, grad_norm=0.001)) is None, "small is no explosion"
+    assert detector.observe(make_values(101, grad_norm=0.001)) is None, "small is not an explosion"
     assert detector.observe(make_values(102, grad_norm=8.0)) is not None
 
 

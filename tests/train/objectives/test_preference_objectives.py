@@ -116,7 +116,7 @@ def test_metrics_of_an_example() -> None:
             "rewards/chosen": 0.1 * (2 + 0 + 0) / 3,
             "rewards/rejected": 0.1 * (-1 + 2 + 0) / 3,
             "rewards/margins": 0.1 * (3 - 2 + 0) / 3,
-            "rewards/accuracies": 1 / 3,  # a tie is no success
+            "rewards/accuracies": 1 / 3,  # a tie is not a success
             "logps/chosen": -6,
             "logps/rejected": -9,
         }

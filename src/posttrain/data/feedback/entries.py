@@ -18,7 +18,7 @@ Kind = Literal["labelled", "preferences", "pool"]
 KINDS: tuple[Kind, ...] = ("labelled", "preferences", "pool")
 
 MAX_RATING = 1_000_000
-"""The largest rating; far beyond it, an integer is no number of any other reader."""
+"""The largest rating; far beyond it, other readers take no integers."""
 
 
 class Feedback(Section):

@@ -170,7 +170,7 @@ class Inbox(AbstractContextManager["Inbox"]):
                 feedback = read_entry(value)
             except UserError as error:
                 # One line, from a stranger's hand, must not keep all others out.
-                log.warning("%s:%d: is no feedback (%s); ignoring the line", path, number, error)
+                log.warning("%s:%d: is not feedback (%s); ignoring the line", path, number, error)
                 continue
             self._known[_id_digest(feedback.id)] = _content_digest(feedback.content())
 

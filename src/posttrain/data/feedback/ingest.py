@@ -31,7 +31,7 @@ class FeedbackBatch:
         files: by kind: ``labelled`` (prompt, completion), ``preferences`` (prompt, chosen, rejected), ``pool``
             (prompt). The same segment always gives the same names and bytes, so adding it again changes nothing.
         counts: records by kind, ``damaged`` for lines that do not match their checksum, and ``invalid``, if there are
-            any, for lines that match it but are no feedback.
+            any, for lines that match it but are not feedback.
     """
 
     number: int
@@ -125,7 +125,7 @@ def _read_batch(records: Path, segment: Path, mark: Path, ratings: Ratings) -> F
         entries = [{"line": line, "reason": reason, "entry": texts[line - 1]} for line, reason in invalid.items()]
         _write_jsonl(rejected, entries)
         details = (segment, len(invalid), rejected, *next(iter(invalid.items())))
-        log.warning("%s: %d lines are no feedback and are set aside in %s; the first, line %d: %s", *details)
+        log.warning("%s: %d lines are not feedback and are set aside in %s; the first, line %d: %s", *details)
     return batch
 
 

@@ -75,7 +75,7 @@ def parse_json(reply: str) -> list[str] | None:
 def parse_list(reply: str) -> list[str] | None:
     """Parses the numbered or bulleted lines of a reply, without the quotes around them; None if there are none.
 
-    Other lines, as before and after a list, are no items.
+    Other lines, as before and after a list, are not items.
     """
     items = [_unquoted(match[1].strip()) for line in reply.splitlines() if (match := _ITEM.fullmatch(line))]
     return [text for text in items if text and _storable(text)] or None

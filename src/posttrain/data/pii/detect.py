@@ -137,7 +137,7 @@ _GROUPS = r"\d{1,15}(?:[ .\-/]{1,2}\d{1,12}|[ .\-]?\(\d{1,5}\)[ .\-]?\d{1,12}){0
 
 _DATE = r"(?!\d{1,2}([./-])\d{1,2}\1\d{4})"
 
-# A run of digits alone is no telephone number: amounts, identifiers and dates look the same. A number needs a country
+# Digits alone are not a telephone number: amounts, identifiers and dates look the same. A number needs a country
 # code after ``+`` or ``00``, a trunk ``0`` or an area code with separators, the form of a Chinese mobile number, or,
 # for looser groupings, a word such as "phone" right before it.
 _INTERNATIONAL = re.compile(rf"{_BEFORE}(?:\(\+\d{{1,3}}\) ?|(?:\+|00 ?)(?=[1-9])){_GROUPS}{_AFTER}", re.ASCII)

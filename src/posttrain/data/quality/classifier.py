@@ -121,7 +121,7 @@ def load_classifier(folder: Path) -> LinearClassifier:
             settings["report"],
         )
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
-        raise UserError(f"is no whole classifier: {error}", where=where, fix="train it again") from None
+        raise UserError(f"is not a whole classifier: {error}", where=where, fix="train it again") from None
     if loaded.weights.shape != (loaded.ngrams.buckets,) or loaded.weights.dtype != np.float32:
         raise UserError(f"its weights do not fit its {SETTINGS}", where=where, fix="train it again")
     return loaded

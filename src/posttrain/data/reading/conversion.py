@@ -207,7 +207,7 @@ class RecordConverter:
         return shape if all(target == "group" or target in shape.uses for target in mapped) else None
 
     def _unknown(self, columns: Record) -> Shape:
-        message = f"the columns {join_names(columns) or '(none)'} are no shape that we know"
+        message = f"the columns {join_names(columns) or '(none)'} are not a shape that we know"
         if self._columns:
             fix = "map `prompt`, `messages`, `conversations`, `chosen` and `rejected`, or `text`"
             raise InvalidRecord("unknown shape", f"`columns` maps only {', '.join(self._columns)}, and {message}", fix)
@@ -222,7 +222,7 @@ class RecordConverter:
         for answer in (content.completion, content.rejected):
             if answer in _NAN:
                 fix = "fill it in, or leave it empty for a record without an answer"
-                raise InvalidRecord("NaN", f"the answer is {answer}, which is no text but a missing number", fix)
+                raise InvalidRecord("NaN", f"the answer is {answer}, which is not text but a missing number", fix)
         group = _group(values["group"]) if "group" in values else None
         others = {column: row.values[column] for column in self._others}
         user_id = others.get("id")
@@ -264,7 +264,7 @@ def turns_from_json(text: str) -> list[Mapping[str, Any]] | None:
 
 def _suggestion(columns: Collection[str], needs: Collection[str]) -> str:
     for column in columns:
-        # A column that has its name already is no mistake; what else the shape needs is missing.
+        # A column that has its name already is not a mistake; what else the shape needs is missing.
         if column not in needs and (near := closest_match(column[:100], needs, cutoff=0.75)):
             return f"did you mean `{near}` by `{shorten(column)}`?"
     return "say in `columns` which column holds what, such as {prompt: question, completion: answer}"

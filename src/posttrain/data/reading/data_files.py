@@ -171,7 +171,7 @@ def _expand_local(name: str, root: Path) -> list[DataPath]:
     # The name of a file may hold `[` or `*` itself.
     if not _is_glob(name) or path.exists():
         return [path]
-    # The folder is no pattern, even if its name holds `*` or `[`. Sorted, as records count in this order.
+    # The folder is not a pattern, even if its name holds `*` or `[`. Sorted, as records count in this order.
     matches = sorted(Path(match) for match in glob.glob(str(Path(glob.escape(str(root))) / name), recursive=True))
     files: list[DataPath] = [match for match in matches if not match.is_dir() or _is_data_folder(match)]
     if not files:

@@ -105,7 +105,7 @@ def parquet_rows(path: DataPath, name: str) -> Rows:
         yield Problem(name, None, "unknown format", "a compressed Parquet file cannot be read in pieces", fix)
         return
     with open_file(path, name) as source:
-        # An empty file is no valid Parquet, but it is what some programs write for a table without rows.
+        # An empty file is not valid Parquet, but it is what some programs write for a table without rows.
         if not source.read(1):
             return
         source.seek(0)

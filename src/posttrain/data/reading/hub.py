@@ -28,7 +28,7 @@ def fetch_hub_dataset(name: str) -> list[Path]:
 
     match = _NAME.fullmatch(name.removeprefix(HUB_PREFIX))
     if match is None:
-        raise UserError("is no name of a dataset on the Hub", where=name, fix=f"write {_FORM}")
+        raise UserError("is not the name of a dataset on the Hub", where=name, fix=f"write {_FORM}")
     repo, config, split = match["repo"], match["config"], match["split"] or "train"
     try:
         with hub_errors(name, "dataset"):

@@ -65,7 +65,7 @@ def json_lines(lines: Iterable[bytes], name: str, first_line: int = 1) -> Rows:
                     return
             elif line == 1 and isinstance(error, json.JSONDecodeError) and text.startswith("["):
                 yield Problem(
-                    name, line, "not an object", "broken JSON: the file is no JSON lines but one array", _ARRAY_FIX
+                    name, line, "not an object", "broken JSON: the file is not JSON lines but one array", _ARRAY_FIX
                 )
                 return
             else:

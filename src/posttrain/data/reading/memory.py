@@ -106,10 +106,10 @@ def _dictionary_rows(data: Iterable[Any], name: str) -> Rows:
             where = record_index(name, line)
             raise UserError(f"a record must be a dictionary, not {type(record).__name__}", where=where)
         row = check_row(_plain(record), name, line)
-        # Keys that are no text have no counterpart in a file of JSON lines.
+        # Keys that are not text have no counterpart in a file of JSON lines.
         if isinstance(row, Row) and not all(isinstance(key, str) for key in record):
             key = next(key for key in record if not isinstance(key, str))
-            row = Problem(name, line, "not text", f"the key {key!r} is no text", "use texts as keys")
+            row = Problem(name, line, "not text", f"the key {key!r} is not text", "use texts as keys")
         yield row
 
 

@@ -119,7 +119,7 @@ def parse_text(value: Any, column: str) -> str:
     """Parses a text: a string, or OpenAI's ``[{"type": "text", "text": ...}, ...]``."""
     if isinstance(value, str):
         if "\0" in value:
-            raise InvalidRecord("encoding", f"`{column}` holds a NUL character, which is no text", "take it out")
+            raise InvalidRecord("encoding", f"`{column}` holds a NUL character, which is not text", "take it out")
         return value
     if value is None:
         raise InvalidRecord("not text", f"`{column}` is missing or null")

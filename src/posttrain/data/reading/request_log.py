@@ -35,7 +35,7 @@ def parse_request_log(values: Mapping[str, Any]) -> Content:
     model is ``requested_model`` where the response names another.
 
     Raises:
-        InvalidRecord: of the kind "failed request", "tool calls" or "not text", which do not block; else it is no log.
+        InvalidRecord: it is not a log; or of the kind "failed request", "tool calls" or "not text", which do not block.
     """
     request = _request(values)
     response = _response(values)
@@ -48,7 +48,7 @@ def parse_request_log(values: Mapping[str, Any]) -> Content:
         prompt = check_prompt(turns)
         answer = _answer(choice) if choice is not None else None
     except InvalidRecord as bad:
-        # These mean that the file is no log at all; the others happen in every log.
+        # These mean that the file is not a log at all; the others happen in every log.
         if bad.kind in ("not turns", "wrong role"):
             raise
         raise InvalidRecord(bad.kind, bad.message, bad.fix, blocking=False) from None

@@ -148,7 +148,7 @@ def parse_json(text: str) -> Any:
 
 def nul_problem(name: str, line: int) -> Problem:
     """Returns the problem of a NUL character, which databases and tokenizers refuse."""
-    message = "holds a NUL character, which is no text"
+    message = "holds a NUL character, which is not text"
     return Problem(name, line, "encoding", message, "save the file as UTF-8, without NUL characters")
 
 
@@ -160,7 +160,7 @@ def not_utf8_problem(raw: bytes, name: str, line: int) -> Problem:
 
 def is_utf16(raw: bytes) -> bool:
     """Returns True if a file starts like UTF-16: with a byte order mark, or a NUL in the first character."""
-    # Two NUL characters are no UTF-16 but binary data.
+    # Two NUL characters are not UTF-16 but binary data.
     return raw[:2] in (b"\xff\xfe", b"\xfe\xff") or (b"\0" in raw[:2] and raw[:2] != b"\0\0")
 
 

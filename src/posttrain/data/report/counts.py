@@ -117,7 +117,7 @@ class RecordCounts:
         return self._open_ended or len({label for _, label in self._labels}) * 2 > self.answered
 
     def balances(self) -> dict[str, LabelBalance]:
-        """Balances of all labelled records and of each split's; empty if answers are no labels."""
+        """Balances of all labelled records and of each split's; empty if answers are not labels."""
         if self.open_ended or not self._labels:
             return {}
         by_split: dict[str, Counter[str]] = {name: Counter() for name in (ALL, *sorted(self.splits))}

@@ -158,7 +158,7 @@ def ngram_changes(counted: Sequence[Ngrams]) -> NgramChanges:
         # Log-odds need a second n-gram to compare with, and a group with n-grams.
         if len(old) < 2 or not min(sizes):
             continue
-        # The prior weighs as much as the smaller group, so a difference in size alone is no change.
+        # The prior weighs as much as the smaller group, so a difference in size alone is not a change.
         delta, z = log_odds(old, new, (old + new) * (min(sizes) / sum(sizes)))
         for run in np.flatnonzero(np.abs(z) >= SURE).tolist():
             ratio = float(new[run] / sizes[1] / (old[run] / sizes[0])) if old[run] else None

@@ -75,7 +75,7 @@ class Profile:
 
     @property
     def labels(self) -> Mapping[str, int]:
-        """Counts records by label; empty if answers are no labels."""
+        """Counts records by label; empty if answers are not labels."""
         return self.balances[ALL].counts if ALL in self.balances else {}
 
     def to_json(self) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def drop_outdated(labelled: pa.Table) -> Transform:
             if identity in current:
                 continue
             if input_id in inputs:
-                rejections[row] = Rejection("answered anew", f"another answer stands at {inputs[input_id]}")
+                rejections[row] = Rejection("answered again", f"another answer stands at {inputs[input_id]}")
             # An annotator's answer is in no file, so its absence there means nothing.
             elif "labelled_by" not in json.loads(meta or "{}"):
                 rejections[row] = Rejection("left the files", "no labelled file holds it any more")

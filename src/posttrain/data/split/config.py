@@ -101,7 +101,7 @@ def parse_timestamp(value: Any) -> int:
             return round(value * (1_000 if abs(value) >= _MILLISECONDS else 1_000_000))
     except (ValueError, OverflowError):
         pass
-    raise ValueError(f"`{value}` is no timestamp; write it like 2026-01-31 or 2026-01-31T12:00:00Z")
+    raise ValueError(f"`{value}` is not a timestamp; write it like 2026-01-31 or 2026-01-31T12:00:00Z")
 
 
 def format_timestamp(microseconds: int) -> str:

@@ -148,7 +148,7 @@ def freeze_settings(keys: pa.Table, config: FrozenSplits, clusters: Indices | No
         keys, clusters: As in `assign_splits`.
 
     Raises:
-        UserError: there are more than 10,000 strata, so the answers are no labels; too few records to find a time;
+        UserError: there are more than 10,000 strata, so the answers are not labels; too few records to find a time;
             no record that could be held out.
     """
     if not keys.num_rows:
@@ -201,7 +201,7 @@ def _freeze_thresholds(
     names = strata.dictionary.to_pylist()
     # Each stratum needs records of its own to hold out; this many strata means free-text answers.
     if len(names) > _STRATA:
-        fix = "leave `stratify` out where answers are no labels"
+        fix = "leave `stratify` out where answers are not labels"
         raise UserError(f"there are {len(names):,} strata", where="data.splits.stratify", fix=fix)
     _, validation, test = config.shares
     order = np.lexsort((draw, strata.indices.to_numpy()))

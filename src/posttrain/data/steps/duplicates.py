@@ -27,7 +27,7 @@ _MINILM = "minilm"
 class Minhash(GlobalStep):
     """Keeps the first record of each answer in every cluster of near-duplicate inputs.
 
-    Similar inputs with different answers are no duplicates: they mark the boundary between two classes. Two inputs are
+    Similar inputs with different answers are not duplicates: they mark the boundary between two classes. Two inputs are
     near duplicates if their sets of character 5-grams have at least the threshold's Jaccard similarity, which is
     verified exactly; clusters are the connected components of such pairs. MinHash proposes pairs, and misses one in a
     thousand just at the threshold, and fewer above it. Of inputs that are almost alike without being near duplicates,

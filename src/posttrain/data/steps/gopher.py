@@ -110,7 +110,7 @@ class GopherRepetition(RowStep):
 
     The rules and thresholds are those of Rae et al., "Scaling Language Models: Methods, Analysis & Insights from
     Training Gopher" (2021, arXiv:2112.11446), appendix A1.1, table A1. What the paper leaves open: of lines and
-    n-grams that recur, the first occurrence is no repetition; shares of characters are those of the words, without
+    n-grams that recur, the first occurrence is not repetition; shares of characters are those of the words, without
     whitespace between them, or of the stripped lines; an n-gram that occurs once is not the most frequent one, so
     that a short text is not rejected for being short. Meant for web text, and short records seldom repeat themselves;
     a model's answers that go round in circles are found, too.

@@ -116,7 +116,7 @@ class LabelErrors(GlobalStep):
         different = np.unique(np.stack([answers, inputs]), axis=1)[0]
         often = np.bincount(different, minlength=len(encoded.dictionary)) >= _FOLDS
         if len(rows) and not often.any():
-            message = f"no answer has {_FOLDS} different inputs, so answers are no labels"
+            message = f"no answer has {_FOLDS} different inputs, so answers are not labels"
             raise UserError(message, where="label_errors", fix="leave the step out")
         label_codes, labels = np.unique(answers[often[answers]], return_inverse=True)
         return rows[often[answers]], labels, encoded.dictionary.take(pa.array(label_codes)).to_pylist()

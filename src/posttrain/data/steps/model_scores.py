@@ -37,7 +37,7 @@ class ModelStep(RowStep):
         """Returns the language model.
 
         Raises:
-            UserError: it is no causal language model.
+            UserError: it is not a causal language model.
         """
         return load_language_model(self.model, "float32")
 

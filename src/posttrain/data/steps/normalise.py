@@ -28,7 +28,7 @@ _LINE_ENDS = "\v\f\x1c-\x1e\x85\u2028\u2029"
 _CONTROLS = "\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f"
 
 # Soft hyphen, zero-width space and no-break space, word joiner and other signs without a shape, marks of direction,
-# fillers, interlinear marks, tags, and code points that are no characters.
+# fillers, interlinear marks, tags, and code points that are not characters.
 _INVISIBLE = (
     "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u3164\ufeff\uffa0"
     "\ufff9-\ufffb\ufdd0-\ufdef\ufffe\uffff\U000e0000-\U000e007f"

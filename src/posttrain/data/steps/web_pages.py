@@ -75,7 +75,7 @@ class C4(RowStep):
         facts = {"sentences": pa.array(sentences, pa.float64())}
         if not values:
             return reject_rows(table, self.name, rejections, facts)
-        table, changed = rewrite(table, values, self.name, dict.fromkeys(values, "lines that are no sentences"))
+        table, changed = rewrite(table, values, self.name, dict.fromkeys(values, "lines that are not sentences"))
         return reject_rows(table, self.name, rejections, facts)._replace(changed=changed)
 
     def _rejection(self, page: str, sentences: float, emptied: str | None) -> Rejection | None:

@@ -64,7 +64,7 @@ def build(config: BuildConfig | Mapping[str, Any], workspace: Workspace | None =
     """
     config = config if isinstance(config, BuildConfig) else BuildConfig.read(config, "config")
     if not _NAME.fullmatch(config.name):
-        raise UserError(f"`{config.name}` is no name", where="--name", fix="letters, digits, `_`, `-` and `.`")
+        raise UserError(f"`{config.name}` is not a name", where="--name", fix="letters, digits, `_`, `-` and `.`")
     if config.name in RESERVED_NAMES:
         raise UserError(f"`{config.name}` is the loop's own", where="--name", fix="take another name")
     # Settings are checked before any work, which may take hours.
@@ -162,10 +162,10 @@ def _recipe_keys(version: Version) -> dict[str, Any]:
 
 
 def check_tag(text: str) -> None:
-    """Raises a UserError unless the text can follow the ``@`` of a version's name, and is no version itself."""
+    """Raises a UserError unless the text can follow the ``@`` of a version's name, and is not a version itself."""
     if not _TAG.fullmatch(text):
         fix = "a letter, then letters, digits, `_`, `-` and `.`, and no version such as v1 or 1.0.0"
-        raise UserError(f"`{text}` is no tag", fix=fix)
+        raise UserError(f"`{text}` is not a tag", fix=fix)
 
 
 def parse_version(text: str) -> tuple[int, int, int]:
@@ -176,7 +176,7 @@ def parse_version(text: str) -> tuple[int, int, int]:
     """
     match = _FORM.fullmatch(text)
     if match is None:
-        raise UserError(f"`{text}` is no semantic version", where="--version", fix="such as 2.3.1")
+        raise UserError(f"`{text}` is not a semantic version", where="--version", fix="such as 2.3.1")
     major, minor, patch = map(int, match.groups())
     return major, minor, patch
 
