@@ -23,4 +23,4 @@ def assert_accessible(page: Page) -> None:
         for rule in violations
         for node in rule["nodes"]
     ]
-    assert problems == [], page.url
+    assert problems == [], (page.url, problems)

@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from posttrain.data.similarity import hash_index
@@ -36,6 +36,7 @@ def test_every_record_that_holds_a_hash_is_found(held: list[tuple[int, int]], qu
     st.lists(st.lists(st.integers(0, 40), max_size=9), max_size=5),
     st.integers(1, 50),
 )
+@example([(1, 0)], [[1, 1]], 50)
 def test_shared_members_are_counted_once(held: list[tuple[int, int]], sets: list[list[int]], pairs: int) -> None:
     index = HashIndex.from_hashes(
         spread([value for value, _ in held]), np.array([owner for _, owner in held], np.int64)

@@ -85,6 +85,16 @@ def test_a_grown_version_equals_one_built_at_once(make: Make) -> None:
     assert grown_version.id == at_once.id
 
 
+def test_what_was_found_among_other_records_is_not_reused(make: Make, tmp_path: Path) -> None:
+    """The first file has as many records as before, and others."""
+    make("changed", ["a", "b"], steps=["minhash"], splits=None)
+    for name in ("changed", "fresh"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        write_records(tmp_path / name / "a.jsonl", RECORDS["a"], 7)
+    changed, fresh = (make(name, ["a", "b"], steps=["minhash"], splits=None) for name in ("changed", "fresh"))
+    assert changed.id == fresh.id
+
+
 def test_growth_reads_only_new_files_and_moves_no_record(make: Make, tmp_path: Path) -> None:
     version = make("one", ["b"])
     (tmp_path / "one" / "b.jsonl").unlink()

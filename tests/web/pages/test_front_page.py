@@ -138,7 +138,7 @@ def test_the_page_says_what_was_chosen_and_what_mattered(tmp_path: Path) -> None
     assert page.count("</script>") == page.count("<script")
     assert "built-in" not in page
     # The front comes first in the table, by the first objective.
-    cells = r"<tr><td[^>]*>(\d+)</td><td[^>]*>finished</td>"
+    cells = r"<tr><th[^>]*>(\d+)</th><td[^>]*>finished</td>"
     rows = re.findall(cells, page[page.index("The best 20") :])
     ordered = sorted(front, key=lambda trial: THREE.losses(trial.values or ()))
     assert [int(number) for number in rows[: len(front)]] == [trial.number for trial in ordered][:20]
