@@ -66,7 +66,7 @@ def test_a_training_set_that_leaks_the_test_set_is_refused(root: Path, posttrain
     out = root / "out"
     message = posttrain("train", "--model", "tiny", "--data", name, "--out", out, "-w", root).mistake
     assert message.startswith(f"{name}: 15 records of train overlap with test, the first: f.jsonl:")
-    assert "(train) and f.jsonl:" in message
+    assert "(train): the same input as f.jsonl:" in message
     assert not out.exists()
 
 

@@ -352,7 +352,7 @@ def test_a_broken_scorer_that_no_suite_names_does_no_harm(monkeypatch: pytest.Mo
         ({"suites": {"test": {"scorer": "regex"}}}, "`pattern` go together"),
         ({"suites": {"test": {"pattern": "x"}}}, "`pattern` go together"),
         ({"suites": {"test": {"scorer": "regex", "pattern": "("}}}, "no regular expression"),
-        ({"suites": {"test": {"scorer": "python", "function": "operator.eq"}}}, "no dotted path"),
+        ({"suites": {"test": {"scorer": "python", "function": "operator.eq"}}}, "is not a dotted path"),
         ({"suites": {"test": {"scorrer": "regex"}}}, "did you mean `suites.test.scorer`"),
     ],
 )

@@ -48,7 +48,7 @@ def test_a_shared_run_of_words_is_refused_before_training(small: Any, open_loop:
     ) as error:
         loop.run()
     assert "pool.csv:" in str(error.value)
-    assert "(test): " in str(error.value)
+    assert "13-grams of test.csv:22 (test); " in str(error.value)
     assert not [run for run in loop.metadata.runs() if run.stage == "train"]
 
 

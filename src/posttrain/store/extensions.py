@@ -112,7 +112,8 @@ class Registry(Mapping[str, Part], Generic[Part]):
         part = load_object(path, where)
         if self.base and not isinstance(part, self.base) and not _is_subclass(part, self.base):
             fix = f"derive it from {self.base.__module__}.{self.base.__qualname__}"
-            raise UserError(f"`{path}` is no {self.kind}", where=where, fix=fix)
+            article = "an" if self.kind[0] in "aeiou" else "a"
+            raise UserError(f"`{path}` is not {article} {self.kind}", where=where, fix=fix)
         if missing := getattr(part, "__abstractmethods__", None):
             raise UserError(f"`{path}` does not define {', '.join(sorted(missing))}", where=where, fix="define it")
         return part
