@@ -30,7 +30,7 @@ def test_backups_of_a_running_loop_end_as_the_loop_does(posttrain: Call, small: 
     while loop.is_alive():
         if (root / ".posttrain" / "format.json").exists():
             assert posttrain("backup", location, "-w", root).code == 0
-        time.sleep(0.4)  # the loop needs a processor too
+        time.sleep(0.1)  # the loop needs a processor too
     assert loop.exitcode == 0
     expected = result(posttrain, root)
     backups = posttrain("restore", location, "--list", "--json").json

@@ -155,6 +155,8 @@ def test_new_items_come_by_themselves_and_a_pause_is_shown(lone: Any) -> None:
     expect(page.locator("#empty-title")).to_have_text("Nothing left for now")
     lone.queue.add_batch("late", "choice", messages(3), labels=INTENTS)
     expect(page.locator("#work")).to_be_visible(timeout=20_000)
+    # Else the request for the item after the first one could bring the pause before the answer.
+    expect(page.locator("#item")).to_have_attribute("data-ahead", "1")
     lone.queue.pause("anna", "rosa", "Let us talk the guideline over first.")
     answer(page, "1")
     expect(page.locator("#empty-text")).to_have_text("Let us talk the guideline over first.")
