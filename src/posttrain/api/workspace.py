@@ -79,7 +79,7 @@ class Workspace:
             rounds: number of the last round; ``rounds`` of the config by default.
             until: the stage of the round in progress to stop after.
             urgent: True to set ``urgent`` to 1 in the triggers.
-            partial: True to continue with the labels that are there.
+            partial: True to continue with the labels given so far.
 
         Returns:
             What the loop waits for, such as labels (`batch` and `label` read and answer them); None if it is done.

@@ -21,7 +21,8 @@ def run(
     urgent: Annotated[
         bool,
         typer.Option(
-            "--urgent", help="Make the trigger value `urgent` 1 for one round, so that a rule on it starts the round."
+            "--urgent",
+            help="Set the trigger value `urgent` to 1 for the next round; a rule such as `urgent > 0` starts it.",
         ),
     ] = False,
     partial_batch: Annotated[

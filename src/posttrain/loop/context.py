@@ -33,7 +33,7 @@ class RoundContext:
         in_round: False for work outside of rounds, such as a preview; its runs and its time belong to no round.
         state: Results of the steps before.
         file_config: The config as ``posttrain.yaml`` has it; None where no earlier round has adjusted it.
-        partial: True to continue with the labels that are there, at least one.
+        partial: True to continue with the labels given so far, at least one.
     """
 
     workspace: Workspace

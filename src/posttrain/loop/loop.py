@@ -65,7 +65,7 @@ class Loop:
             rounds: Number of the last round; the config's by default.
             until: Name of the step of the round in progress to stop after.
             urgent: True to set the metric ``urgent`` of the triggers to 1, for one round.
-            partial: True to continue with the labels that are there, for one round.
+            partial: True to continue with the labels given so far, for this round only.
             watched: True if the caller runs the loop again when something changes: where the champion is good enough,
                 the loop then waits for a trigger instead of ending, if there is one.
 

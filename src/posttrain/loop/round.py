@@ -126,7 +126,7 @@ class RoundRunner:
 
         Args:
             number: Its number.
-            partial: True to continue with the labels that are there, where the round waits for more.
+            partial: True to continue with the labels given so far, where the round waits for more.
 
         Raises:
             Waiting: for labels, or for new inputs if there is nothing to label.

@@ -83,7 +83,7 @@ class Watcher:
         root: The workspace's folder.
         rounds: Number of the last round; the config's by default.
         urgent: True to set the metric ``urgent`` of the triggers to 1, for one round.
-        partial: True to continue with the labels that are there, for one round.
+        partial: True to continue with the labels given so far, for this round only.
         session: Opens the workspace; `loop_session` by default.
         sleep: Waits for a number of seconds.
     """

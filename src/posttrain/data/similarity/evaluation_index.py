@@ -72,7 +72,7 @@ class EvaluationIndex:
         where, ids: ``file:line`` and id of every record.
         inputs: Records by their ``input_id``.
         groups: First record by its group.
-        words: Records by the hash of the words of their inputs, of those that have few.
+        short_inputs: Records by the hash of the words of their inputs, of those that have few.
         runs: Runs of words, of the record's texts and of each shorter input as a whole; owner: the record.
         marks: The marks of these runs.
         lengths: Words of these runs, longest first; none: runs are not searched.
@@ -88,7 +88,7 @@ class EvaluationIndex:
     ids: Sequence[str]
     inputs: Mapping[str, Sequence[int]]
     groups: Mapping[str, int]
-    words: Mapping[int, Sequence[int]]
+    short_inputs: Mapping[int, Sequence[int]]
     runs: HashIndex
     marks: HashIndex
     lengths: Sequence[int]
@@ -119,7 +119,7 @@ class EvaluationIndex:
             ids=evaluation["id"].to_pylist(),
             inputs=_rows_by_value(evaluation["input_id"].to_pylist()),
             groups={name: rows[0] for name, rows in _rows_by_value(evaluation["group"].to_pylist()).items()},
-            words=_rows_by_value(few_words(inputs, ngram) if ngram else []),
+            short_inputs=_rows_by_value(few_words(inputs, ngram) if ngram else []),
             runs=runs,
             marks=marks,
             lengths=lengths,
@@ -178,7 +178,7 @@ class EvaluationIndex:
     def _sharing_rows(self, sketches: pa.Table) -> Mask:
         """Marks the rows that may overlap in another way than by similar inputs."""
         candidates = np.zeros(sketches.num_rows, dtype=bool)
-        for name, values in (("input_id", self.inputs), ("group", self.groups), ("words", self.words)):
+        for name, values in (("input_id", self.inputs), ("group", self.groups), ("words", self.short_inputs)):
             if values:
                 known = pa.array(list(values), sketches.schema.field(name).type)
                 candidates |= compute.is_in(sketches[name], known).to_numpy()
@@ -229,11 +229,11 @@ class EvaluationIndex:
         """Yields the texts that share runs of words, those with the longest and the most shared runs first."""
         ngram = self.lengths[0]
         for row, whole in enumerate(few_words(inputs, ngram)):
-            for other in () if whole is None else self.words.get(whole, ()):
+            for other in () if whole is None else self.short_inputs.get(whole, ()):
                 yield row, Match(other, "like a test input", "the same words as", 1.0)
-        words = hash_words(texts)
+        hashes = hash_words(texts)
         for length in self.lengths:
-            for rows, others, counts in self.runs.shared(word_runs(words, length)):
+            for rows, others, counts in self.runs.shared(word_runs(hashes, length)):
                 for pair in np.lexsort((others, -counts, rows)).tolist():
                     count = int(counts[pair])
                     reason, detail = f"shares a {length}-gram with a test record", f"{count} {length}-grams of"
@@ -275,16 +275,16 @@ def _index_runs(
 ) -> tuple[HashIndex, HashIndex, list[int]]:
     """Indexes runs of ``ngram`` words and shorter inputs of 8 words or more as wholes, and the marks of both."""
     hashes, marks, owners, lengths = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)], [np.empty(0, np.int64)], []
-    words = hash_words(inputs if ngram else [])
+    whole_inputs = hash_words(inputs if ngram else [])
     for length in [] if ngram is None else [ngram, *range(ngram - 1, LEAST_WORDS - 1, -1)]:
-        whole = words if length < ngram else hash_words(joined_texts(evaluation))
-        runs = word_runs(whole, length)
+        texts = whole_inputs if length < ngram else hash_words(joined_texts(evaluation))
+        runs = word_runs(texts, length)
         owner = np.repeat(np.arange(evaluation.num_rows), runs.sizes)
-        wanted = np.full(len(owner), True) if length == ngram else words.sizes[owner] == length
+        wanted = np.full(len(owner), True) if length == ngram else whole_inputs.sizes[owner] == length
         if length == ngram or wanted.any():
             lengths.append(length)
             hashes.append(runs.values[wanted])
-            marks.append(_marks(whole, runs, length)[wanted])
+            marks.append(_marks(texts, runs, length)[wanted])
             owners.append(owner[wanted])
     values, owner = np.concatenate(hashes), np.concatenate(owners)
     distinctive = ~np.isin(values, _wording(values, owner, evaluation))

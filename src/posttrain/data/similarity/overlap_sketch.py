@@ -41,11 +41,12 @@ def few_words(inputs: Sequence[str], ngram: int) -> list[int | None]:
     """Hashes the words of each input that has few, at least one; they are compared whole. None for all others."""
     most = max(LEAST_WORDS, ngram)
     plain = plain_words([text if len(text) < _SHORT_INPUT else "" for text in inputs])
-    words = (text.split(None, most) for text in plain)
-    return [xxhash.xxh3_64_intdigest(" ".join(few).encode()) if 0 < len(few) < most else None for few in words]
+    split = (text.split(None, most) for text in plain)
+    return [xxhash.xxh3_64_intdigest(" ".join(few).encode()) if 0 < len(few) < most else None for few in split]
 
 
 def upper_half(values: Hashes) -> Hashes:
+    """Clears the lower 32 bits of each hash."""
     # 32 bits rule a row out nearly as well as 64, in half the space; the search itself compares all of them.
     return values >> np.uint64(32) << np.uint64(32)
 
@@ -56,6 +57,7 @@ def _list_column(sets: Shingles) -> pa.Array:
 
 
 def list_values(column: pa.ChunkedArray) -> Shingles:
+    """Returns the sets of a column that `overlap_sketch` wrote, as upper halves of 64 bits."""
     array = column.combine_chunks()
     # The offsets of a slice do not begin at 0, but its flattened values do.
     offsets = array.offsets.to_numpy().astype(np.int64)

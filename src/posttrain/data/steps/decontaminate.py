@@ -63,7 +63,7 @@ class Decontaminate(GlobalStep):
 
 
 class _Item(NamedTuple):
-    """A work item for one process: the living rows of a shard."""
+    """A work item of a process: the rows of a shard that no step has rejected."""
 
     view: ShardView
     alive: Mask
