@@ -168,10 +168,10 @@ def test_models_are_promoted_rolled_back_loaded_and_exported(finished_copy: Path
 def test_nothing_is_held_between_calls(finished_copy: Path, command: Callable[..., Any], tmp_path: Path) -> None:
     workspace = Workspace(finished_copy)
     workspace.status()
-    with Store.open(finished_copy) as store, store.lock():
+    with Store.open(finished_copy) as store, store.hold("loop", "busy"):
         # Another process works: what reads continues, and what runs says so.
         assert workspace.status()["round"] == 2
-        with pytest.raises(UserError, match="another posttrain works in this workspace"):
+        with pytest.raises(UserError, match="another posttrain runs this loop"):
             workspace.run()
     assert workspace.report(tmp_path / "page.html") == tmp_path / "page.html"
     with pytest.raises(UserError, match="there is no such folder; make it first"):

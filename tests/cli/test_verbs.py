@@ -351,8 +351,9 @@ def test_the_installed_command_prints_the_status(finished_workspace: Path) -> No
 
 
 def test_a_rollback_does_not_wait_for_a_run(root: Path, posttrain: Call) -> None:
-    with Workspace.open(root) as store, store.lock():
-        assert posttrain("eval", "-w", root).code == 2
+    with Workspace.open(root) as store, store.hold("loop", "busy"), store.work():
+        assert posttrain("run", "-w", root).code == 2
+        assert posttrain("eval", "-w", root).code == 0
         assert posttrain("models", "rollback", "-w", root).code == 0
         assert [entry.action for entry in store.metadata.deployments()][-1] == "rollback"
 

@@ -75,12 +75,12 @@ def test_a_stage_runs_only_while_a_process_holds_the_lock(begun_loop: Callable[.
     loop = begun_loop()
     loop.run(until="drift")
     loop.metadata.start_run("train", "0" * 64, round=1)
-    with loop.store.lock():
+    with loop.store.hold("loop", "busy"):
         loop.metadata.start_run("train", "1" * 64, round=1)
         assert {stage["name"]: stage["state"] for stage in loop.status["stages"]}["train"] == "running"
         assert loop.status["working"]
     assert {stage["name"]: stage["state"] for stage in loop.status["stages"]}["train"] == "failed"
-    note = loop.store.home / "lock.json"
+    note = loop.store.home / "loop.lock.json"
     for text in (
         "",
         "[]",

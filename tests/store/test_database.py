@@ -194,7 +194,8 @@ class TestSQLite(DatabaseContract):
     def test_the_file_itself_is_not_locked(self, connect: Callable[..., Metadata]) -> None:
         """The lock of the workspace's folder guards it; here a second process may read and write."""
         first, second = connect(), connect()
-        with first.exclusive(), second.exclusive():
+        with first.advisory_lock("work"), second.advisory_lock("work"):
+            assert not first.is_lock_held("work")
             second.add_artifact(artifact(1))
             assert [row.id for row in first.artifacts()] == [artifact(1).id]
 
@@ -255,16 +256,23 @@ class TestPostgreSQL(DatabaseContract):
     def url(self, postgres_url: str) -> str:
         return postgres_url
 
-    def test_only_one_process_holds_a_database(self, connect: Callable[..., Metadata]) -> None:
+    @pytest.mark.parametrize("shared", [False, True])
+    def test_an_advisory_lock_excludes_others(self, connect: Callable[..., Metadata], shared: bool) -> None:
         first, second = connect(), connect()
-        with first.exclusive():
+        with first.advisory_lock("work", shared=shared):
+            assert second.is_lock_held("work")
             with (
                 pytest.raises(UserError, match=rf"held by process {os.getpid()} on .+ since 20"),
-                second.exclusive(),
+                second.advisory_lock("work", shared=not shared),
             ):
                 pass
             first.add_artifact(artifact(1))
-        with second.exclusive():
+            with second.advisory_lock("other"):
+                assert not first.is_lock_held("a third")
+        assert not second.is_lock_held("work")
+        with first.advisory_lock("work", shared=True), second.advisory_lock("work", shared=True):
+            pass
+        with second.advisory_lock("work"):
             pass
 
     def test_an_empty_database_raises(self, url: str) -> None:

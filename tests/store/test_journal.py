@@ -128,7 +128,7 @@ class JournaledContract:
         metadata.fail_run(metadata.start_run("score", "l").id, "boom")
         metadata.wait_run(metadata.start_run("label", "m").id, "labels")
         metadata.start_run("dataset", "n")
-        metadata.fail_interrupted()
+        metadata.fail_runs([run.id for run in metadata.running()], "interrupted")
         for loop in (metadata, metadata.for_arm("random")):
             loop.open_round(0, None)
             loop.open_round(0, None)

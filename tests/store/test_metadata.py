@@ -87,7 +87,9 @@ class MetadataContract:
         failed_run, waiting_run, running_run = (metadata.start_run("s", "key") for _ in range(3))
         assert metadata.fail_run(failed_run.id, "boom\x00").error == "boom"
         assert metadata.wait_run(waiting_run.id, "labels").status == "waiting"
-        assert metadata.fail_interrupted() == 1
+        assert [run.id for run in metadata.running()] == [run.id for run in metadata.running("key")] == [running_run.id]
+        assert metadata.running("other") == []
+        assert metadata.fail_runs([failed_run.id, running_run.id], "interrupted") == 1
         run = metadata.run(running_run.id)
         assert run is not None
         assert (run.status, run.error) == ("failed", "interrupted")

@@ -3,7 +3,9 @@
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
+import signal
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from stages import fill, run
 from faults import start
 from posttrain.store.errors import StorageError, UserError, Waiting, is_user_mistake
 from posttrain.store.progress import progress_bar
-from posttrain.store.stage_runner import PARTS, stage_key
+from posttrain.store.stage_runner import PARTS, Work, stage_key
 from posttrain.store.workspace import Workspace
 
 
@@ -170,6 +172,49 @@ def test_concurrent_runs_give_the_same_artifact(workspace: Workspace) -> None:
         assert other.artifacts.ids() == [outcomes[0].value]
         assert other.artifacts.verify(outcomes[0].value) == []
         assert list((other.home / "tmp").iterdir()) == []
+
+
+def test_equal_work_is_done_once(workspace: Workspace) -> None:
+    """The second process waits for the first, and does the work itself where that one fails or is killed."""
+    folder = workspace.root
+
+    def work_until(ends: Callable[[], None]) -> Work:
+        def work(out: Path, scratch: Path) -> Mapping[str, Any]:
+            with (folder / "begun").open("a") as log:
+                log.write("x")
+            while not (folder / "go").exists():
+                time.sleep(0.01)
+            ends()
+            return fill(out, scratch)
+
+        return work
+
+    def stage(ends: Callable[[], None], config: dict[str, Any]) -> str:
+        with Workspace.open(folder) as other, other.work():
+            return str(run(other, work_until(ends), config=config).id)
+
+    def fail() -> None:
+        raise RuntimeError("boom")
+
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    workspace.close()
+    for number, (ends, expected) in enumerate(((lambda: None, 1), (fail, 2), (die, 2))):
+        for name in ("begun", "go"):
+            (folder / name).unlink(missing_ok=True)
+        config = {"number": number}
+        first = start(lambda ends=ends, config=config: stage(ends, config))
+        while not (folder / "begun").exists():
+            time.sleep(0.01)
+        second = start(lambda config=config: stage(lambda: None, config))
+        while len(list((workspace.home / "workers").glob("*.lock"))) < 2:
+            time.sleep(0.01)
+        (folder / "go").touch()
+        outcomes = [first.wait(), second.wait()]
+        assert outcomes[1].error is None
+        assert (outcomes[0].value == outcomes[1].value) is (expected == 1)
+        assert len((folder / "begun").read_text()) == expected
 
 
 def test_scratch_of_a_finished_round_is_removed(workspace: Workspace) -> None:

@@ -181,6 +181,56 @@ def test_a_kill_leaves_no_lock(workspace: Workspace) -> None:
         assert (workspace.scratch / "key" / "state").exists()
 
 
+def test_many_processes_work_and_one_excludes_them(workspace: Workspace) -> None:
+    def work() -> int:
+        with Workspace.open(workspace.root) as other, other.work():
+            other.metadata.fail_run(other.metadata.start_run("score", "key", worker=other.worker).id, "boom")
+            return len(list((other.home / "workers").glob("*.lock")))
+
+    def lock() -> None:
+        with Workspace.open(workspace.root) as other, other.lock():
+            pass
+
+    with workspace.work(), workspace.for_arm("random").work():  # one worker
+        run = workspace.metadata.start_run("train", "long", worker=workspace.worker)
+        assert in_process(work).value == 2
+        assert f"LockedError: {workspace.root}: another posttrain works in this workspace (process {os.getpid()}" in (
+            in_process(lock).error or ""
+        )
+        assert workspace.metadata.run(run.id) == run  # nobody took it for interrupted
+    assert workspace.worker is None
+    assert in_process(lock).error is None
+    with workspace.lock():
+        assert "LockedError" in (in_process(work).error or "")
+        assert [run.status for run in workspace.metadata.runs()] == ["failed", "failed"]
+
+
+def test_a_killed_worker_is_told_from_a_living_one(workspace: Workspace) -> None:
+    def die() -> None:
+        with Workspace.open(workspace.root) as other, other.work():
+            other.metadata.start_run("train", "dead", worker=other.worker)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with workspace.work():
+        living = workspace.metadata.start_run("train", "living", worker=workspace.worker)
+        assert in_process(die).killed
+        with Workspace.open(workspace.root) as other, other.work():
+            (dead,) = [run for run in other.metadata.runs() if run.key == "dead"]
+            assert (dead.status, dead.error) == ("failed", "interrupted")
+            assert other.metadata.run(living.id) == living
+
+
+def test_one_process_holds_a_part(workspace: Workspace) -> None:
+    def hold(name: str) -> None:
+        with Workspace.open(workspace.root) as other, other.hold(name, "another posttrain builds it"):
+            pass
+
+    with workspace.hold("dataset-a", "another posttrain builds it"):
+        assert "another posttrain builds it (process" in (in_process(lambda: hold("dataset-a")).error or "")
+        assert in_process(lambda: hold("dataset-b")).error is None
+    assert in_process(lambda: hold("dataset-a")).error is None
+
+
 def test_scratch_of_finished_work_is_removed(workspace: Workspace) -> None:
     """The next lock removes that of finished runs and rounds: a process was killed between its commit and the removal.
 
@@ -324,13 +374,24 @@ def test_postgres_and_s3_by_url(
 ) -> None:
     monkeypatch.setenv("TEST_DATABASE", postgres_url)
     config = StoreConfig(database="${TEST_DATABASE}", artifacts=s3_url)
-    with Workspace.create(tmp_path, config) as workspace, workspace.lock():
-        id = commit(workspace)
-        workspace.link_champion(id)
-        with Workspace.create(tmp_path / "other", config) as other:
-            with pytest.raises(UserError, match=f"held by process {os.getpid()}"), other.lock():
-                pass
+    held = f"held by process {os.getpid()}"
+    # The other workspace is as on another host: its folder has no lock file of the first one.
+    with Workspace.create(tmp_path, config) as workspace, Workspace.create(tmp_path / "other", config) as other:
+        with workspace.lock():
+            id = commit(workspace)
+            workspace.link_champion(id)
+            for locks in (other.lock, other.work):
+                with pytest.raises(UserError, match=held), locks():
+                    pass
             assert other.artifacts.path(other.metadata.resolve("model")).joinpath("file").read_bytes() == b"1"
+        with workspace.work(), workspace.hold("loop", "busy"):
+            run = workspace.metadata.start_run("train", "key", worker=workspace.worker)
+            with other.work():
+                assert other.metadata.run(run.id) == run
+            with pytest.raises(UserError, match=held), other.hold("loop", "busy"):
+                pass
+        with other.lock():
+            assert [run.status for run in other.metadata.runs()] == ["failed"]
     with Workspace.open(tmp_path, config, write=False) as workspace:
         assert workspace.metadata.artifact(id) is not None
         assert (workspace.champion_path / "file").read_bytes() == b"1"

@@ -129,7 +129,7 @@ def _workspace_suite(name: str, workspace: Path) -> "MergeSuite":
     from posttrain.loop.suites import suite_records
     from posttrain.tune.merges.suites import MergeSuite
 
-    with open_workspace(workspace, write=True) as (store, config), store.lock():
+    with open_workspace(workspace, write=True) as (store, config), store.work():
         if name not in config.evaluate.suites:
             known = ", ".join(config.evaluate.suites)
             raise UserError(f"there is no file and no suite `{name}`", where=str(workspace), fix=f"one of {known}")

@@ -4,7 +4,7 @@ import itertools
 import logging
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,6 +28,7 @@ from posttrain.models.chat import TokenizedExample
 from posttrain.models.sources import fetch_once, locate
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import digest
+from posttrain.store.workers import join_workers
 from posttrain.train.data.compatibility import check_template
 from posttrain.train.data.encoding import encode, load_encoder
 from posttrain.train.standalone import CONFIG, METRICS, TrainJobConfig, train_standalone
@@ -108,23 +109,28 @@ def _track_run(workspace: Path, version: str | None, settings: TrainJobConfig, o
     folder = str(out.resolve())
     key = digest({"stage": _STAGE, "dataset": version, "out": folder})
     config = {**settings.model_dump(mode="json"), "out": folder}
-    try:
+    with ExitStack() as joined:
+        try:
+            with open_store(workspace, write=True) as store:
+                # Only its lock file is held for hours, and no connection to a server.
+                worker = joined.enter_context(join_workers(store.home))
+                run = store.metadata.start_run(
+                    _STAGE, key, seed=settings.seed, config=config, inputs={"dataset": version}, worker=worker
+                )
+        except UserError as error:
+            # A read-only workspace must not prevent a training.
+            log.warning("that the version was trained on is not recorded: %s", error)
+            yield
+            return
+        try:
+            yield
+        # Ctrl-C too: a run must not stay open in the metadata.
+        except BaseException as error:
+            with open_store(workspace, write=True) as store:
+                store.metadata.fail_run(run.id, f"{type(error).__name__}: {error}")
+            raise
         with open_store(workspace, write=True) as store:
-            run = store.metadata.start_run(_STAGE, key, seed=settings.seed, config=config, inputs={"dataset": version})
-    except UserError as error:
-        # A read-only workspace must not prevent a training.
-        log.warning("that the version was trained on is not recorded: %s", error)
-        yield
-        return
-    try:
-        yield
-    # Ctrl-C too: a run must not stay open in the metadata.
-    except BaseException as error:
-        with open_store(workspace, write=True) as store:
-            store.metadata.fail_run(run.id, f"{type(error).__name__}: {error}")
-        raise
-    with open_store(workspace, write=True) as store:
-        store.metadata.finish_run(run.id)
+            store.metadata.finish_run(run.id)
 
 
 def _tune(

@@ -76,10 +76,10 @@ def search_adversarial(
     champion = ModelRegistry(workspace).champion
     if champion is None or not finished_rounds(workspace):
         raise UserError("there is no champion yet", fix="posttrain run")
-    # Before the lock: a file that cannot be read, or a missing embedder, ends the call at once.
+    # First: a file that cannot be read, or a missing embedder, ends the call at once.
     file_records = concat(list(read(file, config.data.columns, name=str(file)))) if file else None
     embedder = Embedder.load(MINILM)
-    with workspace.lock():
+    with workspace.work():
         context = RoundContext(workspace, config, len(finished_rounds(workspace)), in_round=False)
         test = collect(context).test
     measured = 0

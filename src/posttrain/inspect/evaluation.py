@@ -54,7 +54,7 @@ def evaluate_model(
         # Before the evaluation is looked up: a finished one says nothing of files that were damaged since.
         workspace.artifacts.path(id)
     check_suite_files(config, workspace.root)
-    with workspace.lock():
+    with workspace.work():
         # Outside of rounds: a measurement by hand counts as no round's time, but the next round finds its result.
         context = RoundContext(workspace, config, len(workspace.metadata.rounds()), in_round=False)
         test = collect(context).test.id

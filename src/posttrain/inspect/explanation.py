@@ -54,7 +54,7 @@ def explain(workspace: Workspace, config: Config, text: str, *, among: int = 300
             trained by an objective that learns no answers.
     """
     context = RoundContext(workspace, config, 0, in_round=False)
-    with workspace.lock():
+    with workspace.work():
         located = find_record(context, text)
         entry = {"kind": located.kind, "record": _record_fields(located.record)}
         if located.kind == "evaluated":

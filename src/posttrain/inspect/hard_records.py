@@ -153,8 +153,7 @@ def _score_by_champion(workspace: Workspace, config: Config) -> Iterator[_Scored
     if champion is None or not rounds or champion.model_id == rounds[0].candidate:
         raise UserError("no model has been trained yet that could find records hard", fix="posttrain run")
     check_suite_files(config, workspace.root)
-    # The loop's lock: both fill the cache of scores and name the collected sets.
-    with workspace.lock():
+    with workspace.work():
         context = RoundContext(workspace, config, len(rounds), in_round=False)
         collected = collect(context)
         pool, test = collected.pool.id, collected.test.id

@@ -70,8 +70,7 @@ def preview_selection(
     if strategy is not None:
         config = _with_strategy(config, strategy, cold)
     check_suite_files(config, workspace.root)
-    # The loop's lock: both fill the cache of scores and name the collected sets.
-    with workspace.lock():
+    with workspace.work():
         context = RoundContext(workspace, config, len(rounds), in_round=False)
         collected = collect(context)
         evaluation = context.run(Evaluate(champion.model_id, collected.test.id))

@@ -81,7 +81,7 @@ def value_labelled(
     # Against each other and never against test records: a gate could no longer judge by test records that had decided
     # which records are trained on.
     context = RoundContext(workspace, config, 0, in_round=False)
-    with workspace.lock():
+    with workspace.work():
         dataset = labelled_dataset(context)
         records = context.dataset(dataset).records
         features = embed_dataset(context, dataset, embedder)

@@ -59,8 +59,8 @@ def status(workspace: Workspace, config: Config) -> dict[str, Any]:
 
 
 def is_working(workspace: Workspace) -> bool:
-    """Returns whether a process holds the workspace's lock, as far as its note tells."""
-    return is_locked(workspace.home / "lock")
+    """Returns whether a process runs this loop, as far as the note beside its lock tells."""
+    return is_locked(workspace.lock_path(workspace.loop_lock))
 
 
 def _stages(config: Config, rounds: Sequence[Round], runs: Sequence[Run], working: bool) -> list[dict[str, Any]]:

@@ -2,7 +2,8 @@
 
 `stage_runner.py` runs cached work under its key. A commit is: checksums and manifest, everything fsynced; the
 artifact's id noted with the run; one rename; one transaction, to whose end signals wait (`signals.py`). Killed before
-the rename, the work runs again; killed after it, the next run finds the noted artifact.
+the rename, the work runs again; killed after it, the next run finds the noted artifact. `workers.py` lets many
+processes work in a workspace: equal work waits for the one that began it, and a run whose process died is found.
 
 `artifacts.py` keeps immutable folders that prove themselves by their ids. Rows have no such proof, so `journal.py`
 appends the changed columns of each transaction, synced before the commit, under a number that the database counts.

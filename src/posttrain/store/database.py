@@ -42,22 +42,19 @@ from posttrain.store.installation import install_command
 from posttrain.store.signals import defer_signals
 from posttrain.store.upgrade import REVISIONS, table_version, upgrade_tables
 
-# A number that all posttrain processes agree on, for PostgreSQL's advisory locks: "trai" in ASCII.
-_WORK_LOCK = 0x74726169
-
 _TIMEOUT = 30  # seconds to wait for others
 
 # SQLite checks foreign keys only if told to on each connection. FULL, as with NORMAL a write-ahead log loses the last
 # transactions in a power cut: a deployment that was reported could be undone.
 _PRAGMAS = (f"busy_timeout = {_TIMEOUT * 1000}", "foreign_keys = ON", "synchronous = FULL")
 
-# The lock's second key is a hash of the schema, so that workspaces in schemas of one database do not exclude each
-# other. `hashtext` is signed, `objid` is not: hence the mask.
-_LOCK_HOLDER = f"""
+# A hash of the schema and the lock's name, so that workspaces in schemas of one database do not exclude each other.
+_LOCK_KEY = "hashtextextended(current_schema() || '/' || :name, 0)"
+_LOCK_HOLDERS = f"""
     SELECT application_name || ' since ' || to_char(backend_start, 'YYYY-MM-DD HH24:MI:SS TZ')
     FROM pg_locks JOIN pg_stat_activity USING (pid)
-    WHERE locktype = 'advisory' AND granted AND classid = {_WORK_LOCK}
-    AND objid = (hashtext(current_schema())::bigint & 4294967295)::oid
+    WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND datname = current_database()
+    AND (classid::bigint << 32) | objid::bigint = {_LOCK_KEY}
 """
 
 _CONFIG_KEY = "store.database"
@@ -139,31 +136,44 @@ class Database:
         return getattr(self._open, "connection", None) is not None
 
     @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Locks a shared database for one workspace's work; the server unlocks it when this process dies.
+    def advisory_lock(self, name: str, *, shared: bool = False) -> Iterator[None]:
+        """Holds a lock of a shared database; the server releases it when this process dies.
+
+        In an SQLite database it excludes nobody: the locks of the workspace's folder are enough for a file.
+
+        Args:
+            name: The lock's name.
+            shared: True to hold it beside other processes that share it.
 
         Raises:
             LockedError: another process holds it; names its id, its host and since when.
         """
         if self.engine.dialect.name != "postgresql":
-            yield  # the workspace's own lock is enough for a file
+            yield
             return
-        key = f"{_WORK_LOCK}, hashtext(current_schema())"
+        suffix, values = "_shared" if shared else "", {"name": name}
         with ExitStack() as held:
             with self._translated_errors():
                 # A connection of its own, as the lock belongs to it and must outlast every transaction. Autocommit:
                 # a transaction open for hours would keep the server from cleaning up dead rows.
                 plain = held.enter_context(self.engine.connect())
                 connection = plain.execution_options(isolation_level="AUTOCOMMIT")
-                if not connection.scalar(text(f"SELECT pg_try_advisory_lock({key})")):
-                    holder = connection.scalar(text(_LOCK_HOLDER))
+                if not connection.scalar(text(f"SELECT pg_try_advisory_lock{suffix}({_LOCK_KEY})"), values):
+                    holder = connection.scalar(text(_LOCK_HOLDERS), values)
                     raise LockedError(f"held by {holder or 'another process'}", where=self.location, fix=_FIX_HELD)
             try:
                 yield
             finally:
                 # The pool keeps the connection open, so closing it alone would not unlock.
                 with self._translated_errors():
-                    connection.execute(text(f"SELECT pg_advisory_unlock({key})"))
+                    connection.execute(text(f"SELECT pg_advisory_unlock{suffix}({_LOCK_KEY})"), values)
+
+    def is_lock_held(self, name: str) -> bool:
+        """Returns whether a process holds an advisory lock; False in an SQLite database, which has none."""
+        if self.engine.dialect.name != "postgresql":
+            return False
+        with self.reading() as connection:
+            return connection.execute(text(_LOCK_HOLDERS), {"name": name}).first() is not None
 
     @contextmanager
     def _begin(self, writes: bool) -> Iterator[Connection]:

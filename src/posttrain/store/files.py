@@ -274,14 +274,13 @@ def hold_lock(
     """
     # Not bound to this thread, as a release by another one would do nothing.
     lock = FileLock(path, timeout=wait, thread_local=False)
-    # Beside the lock, not in it: Windows lets nobody read a locked file, and the holder's name is for the others.
-    note = path.with_name(f"{path.name}.json")
+    note = _note(path)
     try:
         with disk_errors(path):
             lock.acquire()
     except Timeout:
         raise LockedError(
-            f"{busy_message} ({_holder(note)})",
+            f"{busy_message} ({describe_holder(path)})",
             where=str(path.parent.parent),
             fix="wait for it to end, or end it",
         ) from None
@@ -304,7 +303,7 @@ def is_locked(path: Path) -> bool:
     The lock itself is not tried: who begins in that moment would be refused.
     """
     try:
-        holder = json.loads(path.with_name(f"{path.name}.json").read_bytes())
+        holder = json.loads(_note(path).read_bytes())
         if holder["host"] == platform.node():
             os.kill(int(holder["pid"]), 0)
     except PermissionError:
@@ -314,13 +313,19 @@ def is_locked(path: Path) -> bool:
     return True
 
 
-def _holder(note: Path) -> str:
+def describe_holder(path: Path) -> str:
+    """Describes the process that holds the lock file ``path``: its id, its host and since when."""
     try:
-        holder = json.loads(note.read_bytes())
+        holder = json.loads(_note(path).read_bytes())
         return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
     except (OSError, ValueError, KeyError, TypeError):
         # The holder has the lock before its note is written: a note that is missing is seconds away.
         return "it has just started"
+
+
+def _note(path: Path) -> Path:
+    # Beside the lock, not in it: Windows lets nobody read a locked file, and the holder's name is for the others.
+    return path.with_name(f"{path.name}.json")
 
 
 @contextmanager

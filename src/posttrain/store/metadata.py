@@ -3,7 +3,8 @@
 import os
 import platform
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -209,8 +210,13 @@ class RunQueries(JournaledDatabase):
         seed: int = 0,
         config: Mapping[str, Any] | None = None,
         inputs: Mapping[str, str] | None = None,
+        worker: str | None = None,
     ) -> Run:
-        """Records that a stage begins, with its code version and the machine."""
+        """Records that a stage begins, with its code version and the machine.
+
+        Args:
+            worker: Id of the process in `posttrain.store.workers`.
+        """
         id = f"run-{uuid.uuid4().hex[:16]}"
         row = {
             "id": id,
@@ -223,6 +229,7 @@ class RunQueries(JournaledDatabase):
             "config": dict(config or {}),
             "code_version": __version__,
             "environment": environment(),
+            "worker": worker,
             "started_at": utc_now(),
             "detail": {},
         }
@@ -263,12 +270,24 @@ class RunQueries(JournaledDatabase):
         """Marks a run as waiting; ``reason`` is one line."""
         return self._end(run_id, "waiting", seconds=seconds, error=reason)
 
-    def fail_interrupted(self) -> int:
-        """Marks the runs of killed processes failed; returns how many."""
-        # Only the holder of the lock may call this: with it held, every run that is still "running" has lost its
-        # process, of whichever arm.
-        values = {"status": "failed", "error": "interrupted", "finished_at": utc_now()}
-        return self.update_rows(runs, runs.c.status == "running", values)
+    def fail_runs(self, ids: Collection[str], error: str) -> int:
+        """Marks runs failed that are still running; returns how many."""
+        values = {"status": "failed", "error": error, "finished_at": utc_now()}
+        return self.update_rows(runs, (runs.c.status == "running") & runs.c.id.in_(ids), values) if ids else 0
+
+    @contextmanager
+    def lock_runs(self) -> Iterator[None]:
+        """Begins a transaction in which no other process starts a run."""
+        with self.transaction() as connection:
+            lock_table(connection, runs)
+            yield
+
+    def running(self, key: str | None = None) -> list[Run]:
+        """Returns the runs of all arms that have not ended, or those under ``key``, oldest first.
+
+        The process of one may have been killed.
+        """
+        return self._select(runs.c.status == "running", *([] if key is None else [runs.c.key == key]))
 
     def finished_run(self, key: str) -> Run | None:
         """Returns the latest finished run under ``key``."""

@@ -21,7 +21,7 @@ from posttrain.store.errors import (
     LostDatabaseError,
     UserError,
 )
-from posttrain.store.files import disk_errors, hold_lock
+from posttrain.store.files import disk_errors
 from posttrain.store.journal import Journal, JournalContent, Rows, read_journal
 from posttrain.store.journaled_database import JOURNALED
 from posttrain.store.label_tables import label_answers, label_batches, label_items
@@ -29,6 +29,7 @@ from posttrain.store.metadata import Metadata
 from posttrain.store.tables import artifacts, names, run_inputs, runs
 from posttrain.store.tables import journal as position
 from posttrain.store.verify import compare_with_manifest, verify_database
+from posttrain.store.workers import WORK, exclude_workers
 from posttrain.store.workspace import JOURNAL, database_url, describe_work, open_artifacts_of
 
 log = logging.getLogger("posttrain")
@@ -63,7 +64,7 @@ def rebuild_database(root: Path, config: StoreConfig) -> RebuiltDatabase | None:
     home = root.absolute() / ".posttrain"
     if not home.is_dir():
         raise UserError("no workspace here", where=str(root), fix=f"posttrain init {root}")
-    with hold_lock(home / "lock"):
+    with exclude_workers(home):
         url, journal, store = database_url(home, config), Journal(home / JOURNAL), open_artifacts_of(home, config)
         if is_healthy(url, journal, store):
             return None
@@ -94,7 +95,7 @@ def fill_database(
     """
     metadata = Metadata(url, create=True)
     try:
-        with metadata.exclusive(), metadata.transaction() as connection:
+        with metadata.advisory_lock(WORK), metadata.transaction() as connection:
             _require_empty(metadata)
             rows, unknown = _known_rows(content, store)
             _insert(connection, rows, store, unknown)

@@ -36,6 +36,7 @@ from posttrain.store.journal import Journal, read_journal
 from posttrain.store.metadata import Metadata
 from posttrain.store.progress import progress_bar
 from posttrain.store.rebuild import fill_database, is_healthy, rows_error
+from posttrain.store.workers import exclude_workers
 from posttrain.store.workspace import JOURNAL, Workspace, database_url, open_artifacts_of
 
 _MARKER = "restoring.json"
@@ -126,7 +127,7 @@ def restore_backup(
         make_folder(root)
         with disk_errors(home):
             home.mkdir(mode=0o700, exist_ok=True)
-        with hold_lock(home / "lock"):
+        with exclude_workers(home):
             return _restore(repository, backup, folder, root, read_config, replaced)
 
 
@@ -185,7 +186,7 @@ def _make_room(home: Path, *, replace: bool) -> Path | None:
     while (target := home.with_name(f"{home.name}.replaced-{number}")).exists():
         number += 1
     with ExitStack() as locks:
-        locks.enter_context(hold_lock(home / "lock"))
+        locks.enter_context(exclude_workers(home))
         if (home / "inbox").is_dir():
             # A server that collects would keep writing into the renamed folder.
             locks.enter_context(hold_lock(home / "inbox" / "lock", busy_message="another posttrain collects feedback"))

@@ -41,6 +41,7 @@ class Run:
         key: Hash of stage, version, inputs, config and seed, which the output depends on; 64 hex characters.
         inputs: Artifact ids (or digests of things outside the store) by their role.
         output: The artifact that a finished run made.
+        worker: Id of the process that began it in `posttrain.store.workers`.
         seconds: Time of work; None while running, or if the process was killed.
         detail: Facts about the run that its output does not hold.
     """
@@ -56,6 +57,7 @@ class Run:
     output: str | None
     code_version: str
     environment: dict[str, Any]
+    worker: str | None
     started_at: datetime
     finished_at: datetime | None
     seconds: float | None

@@ -16,6 +16,8 @@ from posttrain.store.workspace import Workspace
 
 log = logging.getLogger("posttrain")
 
+_POLL_SECONDS = 0.5
+
 Work = Callable[[Path, Path], Mapping[str, Any]]
 
 PARTS = "parts"
@@ -64,11 +66,19 @@ def run_stage(
     """
     key = stage_key(stage, version, inputs, config, seed)
     scratch = workspace.scratch / key
-    if artifact := _find_finished(workspace, stage, key) or _find_sealed(workspace, stage, key):
+
+    def begin() -> Run:
+        return workspace.metadata.start_run(
+            stage, key, round=round, seed=seed, config=config, inputs=inputs, worker=workspace.worker
+        )
+
+    while (artifact := _find_finished(workspace, stage, key) or _find_sealed(workspace, stage, key)) is None:
+        if run := _begin_alone(workspace, key, begin):
+            break
+    else:
         remove_tree(scratch)
         return artifact
     task_seconds.clear()  # of work outside a stage, which belongs to no run
-    run = workspace.metadata.start_run(stage, key, round=round, seed=seed, config=config, inputs=inputs)
     start = time.monotonic()
     try:
         artifact = _execute(workspace, run, kind, work, scratch, start)
@@ -89,6 +99,23 @@ def find_finished(
 ) -> Artifact | None:
     """Returns the artifact of work that was done before; None where it was not, or is damaged. See `stage_key`."""
     return _find_finished(workspace, stage, stage_key(stage, version, inputs, config, seed))
+
+
+def _begin_alone(workspace: Workspace, key: str, begin: Callable[[], Run]) -> Run | None:
+    """Begins a run, unless another process does the same work: then returns None once that has ended."""
+    with workspace.metadata.lock_runs():
+        other = next((run for run in workspace.metadata.running(key) if _is_elsewhere(workspace, run)), None)
+        if other is None:
+            return begin()
+    log.info("  %s: another process does the same work; waiting for it", other.stage)
+    while other and other.status == "running" and _is_elsewhere(workspace, other):
+        time.sleep(_POLL_SECONDS)
+        other = workspace.metadata.run(other.id)
+    return None
+
+
+def _is_elsewhere(workspace: Workspace, run: Run) -> bool:
+    return run.worker != workspace.worker and not workspace.is_interrupted(run)
 
 
 def _execute(workspace: Workspace, run: Run, kind: str, work: Work, scratch: Path, start: float) -> Artifact:

@@ -110,6 +110,7 @@ runs = Table(
     Column("output", ForeignKey("artifacts.id"), index=True),
     Column("code_version", String(80), nullable=False),
     json_column("environment"),
+    Column("worker", String(40)),
     Column("started_at", UtcDateTime, nullable=False),
     Column("finished_at", UtcDateTime),
     Column("seconds", Float),

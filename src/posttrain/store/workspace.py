@@ -24,6 +24,8 @@ from posttrain.store.files import (
 )
 from posttrain.store.journal import Journal, JournalEnd
 from posttrain.store.metadata import Metadata
+from posttrain.store.rows import Run
+from posttrain.store.workers import WORK, exclude_workers, is_working, join_workers
 
 FORMAT = 1  # of the folder's layout; the database counts its own versions
 
@@ -65,6 +67,7 @@ class Workspace(AbstractContextManager["Workspace"]):
     Attributes:
         root: The workspace's folder.
         home: ``root/.posttrain``.
+        worker: Id of this process while it works here; see `work`.
         scratch: Folder of the folders, named by the keys of stages, with what a stage resumes from; they survive kills.
     """
 
@@ -74,6 +77,7 @@ class Workspace(AbstractContextManager["Workspace"]):
         self.scratch = self.home / "scratch"
         self.metadata = metadata
         self.artifacts = artifacts
+        self.worker: str | None = None
         self._created: list[Path] = []
 
     @staticmethod
@@ -149,25 +153,73 @@ class Workspace(AbstractContextManager["Workspace"]):
             _remove_created(self._created)
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Locks the workspace for this process, and tidies up after processes that were killed.
+    def work(self) -> Iterator[None]:
+        """Lets this process work in the workspace beside others, and tidies up after processes that were killed.
 
         Raises:
-            UserError: another process holds it; names its id, its host and since when.
+            LockedError: `lock` is held, such as for a collection of garbage or a restore.
         """
-        # Two locks: the file's for this host's processes, the server's for workspaces on other hosts with its database.
-        with hold_lock(self.home / "lock"), self.metadata.exclusive():
-            # Only now, with both locks held, does "running" mean that its process has died.
-            self.metadata.fail_interrupted()
-            with disk_errors(self.home):
-                self.artifacts.remove_abandoned()
-                self._remove_finished_scratch()
+        if self.worker:
             yield
+            return
+        # The file's lock for this host's processes, the server's for workspaces on other hosts with its database.
+        with (
+            join_workers(self.home) as worker,
+            self.metadata.advisory_lock(WORK, shared=True),
+            self.metadata.advisory_lock(worker),
+        ):
+            self._tidy()
+            self.worker = worker
+            try:
+                yield
+            finally:
+                self.worker = None
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keeps all other processes from working in the workspace, and tidies up after killed ones.
+
+        Raises:
+            LockedError: another process works in it; names its id, its host and since when.
+        """
+        with exclude_workers(self.home), self.metadata.advisory_lock(WORK):
+            self._tidy()
+            yield
+
+    @contextmanager
+    def hold(self, name: str, busy_message: str) -> Iterator[None]:
+        """Lets one process at a time work on a part of the workspace, such as a dataset's name.
+
+        Raises:
+            LockedError: another process does; the message begins with ``busy_message``.
+        """
+        with hold_lock(self.lock_path(name), busy_message=busy_message), self.metadata.advisory_lock(name):
+            yield
+
+    def lock_path(self, name: str) -> Path:
+        """Returns the lock file of `hold`."""
+        return self.home / f"{name}.lock"
+
+    @property
+    def loop_lock(self) -> str:
+        """Name of the lock that the process holds which runs this arm's loop."""
+        return "-".join(filter(None, ("loop", self.metadata.arm)))
+
+    def is_interrupted(self, run: Run) -> bool:
+        """Returns whether the process of an unfinished run has died."""
+        worker = run.worker
+        return worker is None or not (is_working(self.home, worker) or self.metadata.is_lock_held(worker))
+
+    def _tidy(self) -> None:
+        self.metadata.fail_runs([run.id for run in self.metadata.running() if self.is_interrupted(run)], "interrupted")
+        with disk_errors(self.home):
+            self.artifacts.remove_abandoned()
+            self._remove_finished_scratch()
 
     def _remove_finished_scratch(self) -> None:
         """Removes scratch folders of finished runs, and of all runs of finished rounds."""
         # A kill before `run_stage` removes one leaves a finished run's; a failed run's is of no use after its round.
-        finished = self.metadata.finished_keys()
+        finished = self.metadata.finished_keys() - {run.key for run in self.metadata.running()}
         for folder in self.scratch.glob("*"):
             if folder.name in finished:
                 remove_tree(folder)
@@ -179,7 +231,7 @@ class Workspace(AbstractContextManager["Workspace"]):
         Raises:
             UserError: another process has held the lock for a minute.
         """
-        # Apart from the workspace's lock: a rollback must not wait for hours of training.
+        # Apart from the loop's lock: a rollback must not wait for hours of training.
         with hold_lock(self.home / "deploy.lock", wait=60):
             yield
 
@@ -193,7 +245,9 @@ class Workspace(AbstractContextManager["Workspace"]):
 
         An arm has its own rounds, deployments and champion's link; artifacts and finished work are shared.
         """
-        return Workspace(self.root, self.metadata.for_arm(arm), self.artifacts)
+        workspace = Workspace(self.root, self.metadata.for_arm(arm), self.artifacts)
+        workspace.worker = self.worker
+        return workspace
 
     def link_champion(self, model_id: str) -> Path:
         """Points `champion_path` to a model, atomically for every reader; returns the path.
@@ -229,7 +283,7 @@ def _remove_created(created: list[Path]) -> None:
     """
     home, *parents = created
     # Errors are dropped: the user's mistake that led here is the one to report.
-    with suppress(OSError, UserError), hold_lock(home / "lock"):
+    with suppress(OSError, UserError), exclude_workers(home):
         remove_tree(home)
         for folder in parents:
             folder.rmdir()  # not `remove_tree`: a folder with anything else in it stays

@@ -120,13 +120,15 @@ def test_a_damaged_chunk_is_named_and_scored_again(
     assert {path.name: path.read_bytes() for path in tmp_path.rglob("*.chunk")} == before
 
 
-def test_an_unfinished_file_of_a_killed_writer_is_deleted(tmp_path: Path) -> None:
+def test_an_unfinished_file_of_another_writer_is_ignored(tmp_path: Path) -> None:
     cache = ScoreCache(tmp_path)
     cached_scores(LengthScorer().group, model(), records("a"), cache)
     unfinished = next(tmp_path.rglob("*.chunk")).parent / ".0123.chunk.x9"
     unfinished.write_bytes(b"half")
-    cached_scores(LengthScorer().group, model(), records("a"), cache)
-    assert not unfinished.exists()
+    again = LengthScorer()
+    cached_scores(again.group, model(), records("a"), cache)
+    assert again.scored == []
+    assert unfinished.exists()
 
 
 def test_only_the_listed_models_stay_in_the_cache(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_an_owner_promotes_and_rolls_back_after_confirming(finished_copy: Path, 
     answer = owner.post("/api/models/promote", json={"model": models[1], "confirm": models[2]})
     assert answer.status_code == 409
     assert registry.champion_id == models[2]
-    with hold_lock(server.site.workspace.home / "lock"):  # as a run does for hours
+    with hold_lock(server.site.workspace.home / "loop.lock"):  # as a run does for hours
         answer = owner.post("/api/models/promote", json={"model": models[1], "confirm": models[1], "reason": "calmer"})
     assert (answer.status_code, answer.json()["reason"]) == (200, "calmer (owner)")
     assert registry.champion_id == models[1]

@@ -105,8 +105,7 @@ class CachePartition:
             return
         for path in sorted(self.folder.iterdir()):
             if path.suffix != ".chunk":
-                path.unlink()  # the temporary file of a writer that was killed
-                continue
+                continue  # the temporary file of a writer that writes at this moment, or was killed
             content = read_checked(path)
             if content is None:
                 path.unlink(missing_ok=True)
