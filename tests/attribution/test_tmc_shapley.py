@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 
 from posttrain.attribution.tmc_shapley import tmc_shapley
 
@@ -48,6 +49,7 @@ def gloves(rows: np.ndarray) -> float:
     return float(min(left_gloves, len(rows) - left_gloves))
 
 
+@pytest.mark.slow
 def test_values_are_those_of_the_closed_forms() -> None:
     """Within 4.5 standard errors of 3,000 permutations; a marginal contribution is at most the score of all."""
     steps = np.diff(COSTS, prepend=0)
@@ -73,6 +75,7 @@ def test_values_sum_to_the_score_of_all_less_that_of_none() -> None:
         assert game.scores == permutations * 30 + 2
 
 
+@pytest.mark.slow
 def test_equal_players_have_equal_values_and_a_dummy_has_its_own_gain() -> None:
     def with_dummy(rows: np.ndarray) -> float:
         return airport(rows[rows < 6]) + 0.25 * float((rows == 6).any())

@@ -101,6 +101,7 @@ def test_the_gain_over_the_settings_of_the_config(posttrain: Call, tmp_path: Pat
 
 
 @pytest.mark.parametrize("where", ["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_the_page_of_a_study_that_another_process_works_on(
     posttrain: Call, tmp_path: Path, where: str, request: pytest.FixtureRequest
 ) -> None:

@@ -46,6 +46,7 @@ def test_gpus_have_the_names_that_a_process_sees(
 
 
 @pytest.mark.usefixtures("nvidia")
+@pytest.mark.slow
 def test_there_is_none_where_torch_cannot_use_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -20,6 +20,7 @@ def is_running(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("end", "code"), [("exit 3", 3), ("kill -9 $$", -9), ("sleep 300", None)], ids=["exit", "killed", "runs"]
 )
+@pytest.mark.slow
 def test_children_end_with_their_process(end: str, code: int | None) -> None:
     with tempfile.TemporaryFile() as log:
         process = ProcessGroup(["bash", "-c", CHILD + end], log)
@@ -56,6 +57,7 @@ def test_a_command_gets_its_input_and_gives_its_output(tmp_path: Path) -> None:
         run_command(["no such command"])
 
 
+@pytest.mark.slow
 def test_a_command_is_ended_with_all_that_it_has_started() -> None:
     began = time.monotonic()
     ended = run_command(["bash", "-c", CHILD + "sleep 300"], seconds=1)
@@ -72,6 +74,7 @@ def test_a_command_is_ended_with_all_that_it_has_started() -> None:
     ("code", "limits"),
     [("while True: pass", {"cpu_seconds": 1}), ("x = bytearray(1 << 30)", {"memory_bytes": 1 << 29})],
 )
+@pytest.mark.slow
 def test_a_command_has_limits(code: str, limits: dict[str, int]) -> None:
     ended = run_command([sys.executable, "-c", f"import time; time.sleep(0.2)\n{code}"], seconds=60, **limits)
     assert ended.code

@@ -293,6 +293,7 @@ def test_ray_cancels_only_a_worker_that_does_not_end(ends: bool) -> None:
     assert cancelled == ([] if ends else ["result"])
 
 
+@pytest.mark.slow
 def test_a_process_without_the_key_is_refused(tmp_path: Path) -> None:
     """One that guesses, one that stays silent and one with an unknown number hold up no worker."""
     with WorkerRunner(count_up, LocalLauncher(), 1) as runner:

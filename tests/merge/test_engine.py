@@ -57,6 +57,7 @@ def models(make_model: Any) -> list[Path]:
 # A method of each kind: without a base, with random numbers, with a statistic over the tensor. All methods in memory:
 # see the contract of methods.
 @pytest.mark.parametrize("method", ["linear", "della", "ties"])
+@pytest.mark.slow
 def test_workers_memory_and_files_change_no_bit(
     method: str, models: list[Path], read_weights: Read, tmp_path: Path
 ) -> None:
@@ -79,6 +80,7 @@ def test_workers_memory_and_files_change_no_bit(
         assert (len(files) == 1) == (shard_bytes == 1 << 30)
 
 
+@pytest.mark.slow
 def test_any_workers_memory_and_files(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> None:
     def digests(**limits: int) -> dict[str, Any]:
         out = tmp_path_factory.mktemp("merge") / "out"

@@ -24,6 +24,7 @@ def open_endpoint(endpoint: Any, folder: Path, again: bool = True, **settings: A
     return opened
 
 
+@pytest.mark.slow
 def test_replies_come_in_order_and_cost_is_counted(endpoint: Any, tmp_path: Path) -> None:
     generate = open_endpoint(endpoint, tmp_path)
     assert generate([turns(str(number)) for number in range(20)]) == [f"echo {number}" for number in range(20)]

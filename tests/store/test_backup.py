@@ -44,6 +44,7 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "backup.tar") if request.param == "file" else f"{tmp_path / 'backups'}/"
 
 
+@pytest.mark.slow
 def test_a_restored_workspace_equals_the_one_that_was_backed_up(root: Path, location: str, tmp_path: Path) -> None:
     with Workspace.open(root) as workspace:
         rows, model = all_rows(workspace), workspace.champion_path.resolve().name
@@ -89,6 +90,7 @@ def test_all_that_the_config_names_is_in_the_backup(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("kind", ["folder", "s3"])
+@pytest.mark.slow
 def test_the_next_backup_copies_only_what_is_new(
     root: Path, kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from stages import fill, run
 
 from faults import start
+from posttrain.store import stage_runner
 from posttrain.store.errors import StorageError, UserError, Waiting, is_user_mistake
 from posttrain.store.progress import progress_bar
 from posttrain.store.stage_runner import PARTS, Work, stage_key
@@ -151,6 +152,7 @@ def test_damaged_output_is_built_again(
         assert [item.status for item in other.metadata.runs()] == ["done", "done"]
 
 
+@pytest.mark.slow
 def test_concurrent_runs_give_the_same_artifact(workspace: Workspace) -> None:
     """Processes that do the same stage at the same time, without a lock, agree."""
     reader, writer = os.pipe()
@@ -172,6 +174,21 @@ def test_concurrent_runs_give_the_same_artifact(workspace: Workspace) -> None:
         assert other.artifacts.ids() == [outcomes[0].value]
         assert other.artifacts.verify(outcomes[0].value) == []
         assert list((other.home / "tmp").iterdir()) == []
+
+
+def test_work_that_ends_while_its_artifact_is_looked_for_is_not_repeated(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+
+    def find_none(other: Workspace, stage: str, key: str) -> None:
+        if not looks:
+            looks.append(key)
+            run(other)
+
+    monkeypatch.setattr(stage_runner, "_find_sealed", find_none)
+    assert run(workspace, fail_if_called).kind
+    assert [item.status for item in workspace.metadata.runs()] == ["done"]
 
 
 def test_equal_work_is_done_once(workspace: Workspace) -> None:

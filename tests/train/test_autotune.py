@@ -241,6 +241,7 @@ def runner_of(
     return lambda train: TrialRunner(tmp_path / "trial", tiny_model, records, job.train, TaskConfig(), 3, train)
 
 
+@pytest.mark.slow
 def test_a_hanging_trial_is_stopped(runner_of: Callable[..., TrialRunner]) -> None:
     trial = runner_of(lambda context: time.sleep(60))({"micro_batch_tokens": 512}, 0.0, 1.0)
     assert trial.problem == "no step was over after 1 s"

@@ -118,6 +118,7 @@ def test_odd_losses_stay_finite_and_in_order(losses: list[float]) -> None:
     assert (np.diff(result) >= 0).all()
 
 
+@pytest.mark.slow
 def test_once_the_best_stalls_the_search_goes_on_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The basin at 0.2 has been searched to its floor; that at 0.85, hardly worse, has not."""
     points = [*np.linspace(0, 1, 11), *(0.2 + 0.001 * (at - 6) for at in range(13))]
@@ -161,6 +162,7 @@ def test_mistakes(options: dict[str, Any], message: str) -> None:
         make_sampler({"name": "gp", **options}, LINE)
 
 
+@pytest.mark.slow
 def test_a_choice_that_looked_poor_is_tried_again_once_the_best_stalls() -> None:
     """One poor value of `b` is all that the process has seen of it; the best of `a` is at its optimum."""
     space = Space({"kind": ["a", "b"], "a": Float(0, 1, when="kind == 'a'"), "b": Float(0, 1, when="kind == 'b'")})

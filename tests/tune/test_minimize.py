@@ -310,6 +310,7 @@ def test_choices_of_lists_have_a_model() -> None:
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "gp", "nsga2", "random"])
+@pytest.mark.slow
 def test_choices_that_are_equal_in_python_are_several(sampler: str) -> None:
     space = {"a": Choice([0, False, 1, True, 1.5]), "x": Float(0, 1)}
     result = minimize(lambda trial: trial["x"], space, budget=40, sampler=sampler)
@@ -350,6 +351,7 @@ def test_warnings_about_the_space_are_logged(caplog: pytest.LogCaptureFixture) -
     assert "try `log: true`" in linear
 
 
+@pytest.mark.slow
 def test_checkpoints_of_another_study_are_not_gone_on_from(tmp_path: Path) -> None:
     minimize(anytime, SPACE, budget=3, out=tmp_path, scheduler=ASHA)
     (tmp_path / "study.db").unlink()

@@ -180,6 +180,7 @@ def test_what_a_trial_spends_is_measured_by_the_study() -> None:
     assert [trial.number for trial in result.front] == brute_front(result.trials, (1, 1, 1))
 
 
+@pytest.mark.slow
 def test_the_memory_of_processes_is_an_objective() -> None:
     def function(trial: Any) -> float:
         ballast = b"x" * (60_000_000 if trial["big"] else 1)

@@ -174,6 +174,7 @@ def test_a_study_without_its_task_is_read_from_its_database(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.slow
 def test_a_study_of_several_objectives_is_left_out(tmp_path: Path, kept: bool) -> None:
     def function(trial: TrialContext) -> tuple[float, float, float]:
         trial.report(1, (1.0, 2.0, 3.0))

@@ -293,8 +293,10 @@ def hold_lock(
         yield
     finally:
         # In this order: after the release the note could already be the next holder's.
-        note.unlink(missing_ok=True)
-        lock.release()
+        try:
+            note.unlink(missing_ok=True)
+        finally:
+            lock.release()
 
 
 def is_locked(path: Path) -> bool:

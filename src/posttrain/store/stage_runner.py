@@ -72,12 +72,13 @@ def run_stage(
             stage, key, round=round, seed=seed, config=config, inputs=inputs, worker=workspace.worker
         )
 
-    while (artifact := _find_finished(workspace, stage, key) or _find_sealed(workspace, stage, key)) is None:
-        if run := _begin_alone(workspace, key, begin):
-            break
-    else:
-        remove_tree(scratch)
-        return artifact
+    run = None
+    while run is None:
+        last = workspace.metadata.finished_run(key)
+        if artifact := _find_finished(workspace, stage, key) or _find_sealed(workspace, stage, key):
+            remove_tree(scratch)
+            return artifact
+        run = _begin_alone(workspace, key, last, begin)
     task_seconds.clear()  # of work outside a stage, which belongs to no run
     start = time.monotonic()
     try:
@@ -101,12 +102,16 @@ def find_finished(
     return _find_finished(workspace, stage, stage_key(stage, version, inputs, config, seed))
 
 
-def _begin_alone(workspace: Workspace, key: str, begin: Callable[[], Run]) -> Run | None:
-    """Begins a run, unless another process does the same work: then returns None once that has ended."""
+def _begin_alone(workspace: Workspace, key: str, last: Run | None, begin: Callable[[], Run]) -> Run | None:
+    """Begins a run; returns None once another process has ended the same work.
+
+    Args:
+        last: The finished run that was looked at before; its artifact is missing or damaged.
+    """
     with workspace.metadata.lock_runs():
         other = next((run for run in workspace.metadata.running(key) if _is_elsewhere(workspace, run)), None)
         if other is None:
-            return begin()
+            return begin() if workspace.metadata.finished_run(key) == last else None
     log.info("  %s: another process does the same work; waiting for it", other.stage)
     while other and other.status == "running" and _is_elsewhere(workspace, other):
         time.sleep(_POLL_SECONDS)

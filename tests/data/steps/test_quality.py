@@ -92,6 +92,7 @@ class TestSavedClassifier(StepContract):
         assert outcome.facts["quality"].null_count == 0
 
 
+@pytest.mark.slow
 def test_a_classifier_is_trained_once_and_saved(root: Path, tmp_path: Path, table: pa.Table) -> None:
     settings = {"good": str(root / "good.jsonl"), "bad": [str(root / "bad.jsonl")]}
     step = Quality(**settings, model="kept").located(tmp_path)

@@ -34,6 +34,7 @@ def test_majorities_and_ties_are_named() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*keyword.*is deprecated")
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
 def test_dawid_skene_without_smoothing_equals_crowd_kit_after_any_number_of_iterations(seed: int) -> None:
     import pandas as pd
     from crowdkit.aggregation import DawidSkene as CrowdKit

@@ -96,6 +96,7 @@ def test_a_failing_metrics_file_is_an_error(make_values: MakeValues) -> None:
         MultiSink(Recorder(fails_at=0), {}).write(make_values(0), [])
 
 
+@pytest.mark.slow
 def test_opened_sinks_are_closed_when_another_fails_to_open(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed_ports: list[int] = []
     close = PrometheusSink.close
@@ -113,6 +114,7 @@ def test_opened_sinks_are_closed_when_another_fails_to_open(path: Path, monkeypa
         pass
 
 
+@pytest.mark.slow
 def test_sinks_opened_from_a_config(path: Path, make_values: MakeValues, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="posttrain")
     sinks = open_sinks(SinksConfig(prometheus=0), path, run="r")

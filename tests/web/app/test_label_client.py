@@ -152,6 +152,7 @@ def test_refusals_are_errors_of_their_kind(client: LabelClient, server: Any, bat
         client.batches()
 
 
+@pytest.mark.slow
 def test_a_busy_server_is_asked_again_when_it_says_and_a_silent_one_is_given_up() -> None:
     replies = [
         httpx.Response(503, json={"error": "too many connections"}),

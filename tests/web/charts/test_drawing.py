@@ -104,7 +104,7 @@ def serve(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Served]]:
     """``serve(names, width, scheme)``: charts in a page of a server with the policy ``default-src 'self'``."""
     (tmp_path / "static").symlink_to(str(files("posttrain.web").joinpath("static")))
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, directory=str(tmp_path)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     pages: list[Page] = []
 
     def open_charts(

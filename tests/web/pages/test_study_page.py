@@ -216,6 +216,7 @@ def test_studies_with_little_to_show(tmp_path: Path, count: int, state: TrialSta
     assert ("no memory 3 0" in text) == (state is TrialState.FAILED)
 
 
+@pytest.mark.slow
 def test_noise_is_not_called_a_finding(tmp_path: Path) -> None:
     noise = np.random.default_rng(0)
     with Study(Goal(SPACE), folder=tmp_path) as study:
