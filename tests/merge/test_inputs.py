@@ -10,6 +10,7 @@ import huggingface_hub.constants
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from posttrain.merge.api import MERGE_FILE, merge
 from posttrain.models.sources import DEMO_MODEL
@@ -152,15 +153,23 @@ def test_a_tied_embedding_and_a_head_of_its_own(make_model: Any, read_weights: R
     assert json.loads((tmp_path / "both" / "config.json").read_text())["tie_word_embeddings"] is True
 
 
-def test_a_head_that_a_tied_model_does_not_use_is_not_merged(
-    make_model: Any, read_weights: Read, tmp_path: Path
+@pytest.mark.parametrize("row", [None, 0, -1])
+def test_a_stored_head_of_a_tied_model_is_dropped_only_if_it_equals_the_embedding(
+    row: int | None, make_model: Any, read_weights: Read, tmp_path: Path
 ) -> None:
-    def with_stale_head(weights: dict[str, Tensor]) -> None:
-        weights[HEAD] = torch.full_like(weights[EMBEDDING], float("nan"))
+    def with_head(weights: dict[str, Tensor]) -> None:
+        weights[HEAD] = weights[EMBEDDING].clone()
+        if row is not None:
+            weights[HEAD][row] += 1
 
-    stale = make_model("stale", 1, change=with_stale_head)
-    merge([stale, make_model("other", 2)], tmp_path / "out")
-    assert HEAD not in read_weights(tmp_path / "out")
+    stored, ids = make_model("stored", 1, change=with_head), torch.arange(5, 25)[None]
+    merge([stored], tmp_path / "out")
+    assert (HEAD in read_weights(tmp_path / "out")) == (row is not None)
+    expected, result = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(ids).logits
+        for folder in (stored, tmp_path / "out")
+    )
+    assert torch.equal(result, expected)
 
 
 def test_slices_whose_last_models_have_a_head(make_model: Any, read_weights: Read, tmp_path: Path) -> None:

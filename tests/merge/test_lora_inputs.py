@@ -48,6 +48,40 @@ def test_an_adapter_is_applied_as_peft_merges_it(
         assert (result[name] - expected[name]).abs().max() <= 1e-6, name
 
 
+_EMBEDDED: dict[str, dict[str, Any]] = {
+    "update": {"target_modules": ["embed_tokens", "q_proj"]},
+    "whole": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+    "tied": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+    "head": {"target_modules": ["q_proj", "lm_head"]},
+    "both": {"target_modules": ["embed_tokens", "lm_head"]},
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("variant", _EMBEDDED)
+def test_an_adapter_on_one_end_of_a_tied_model_leaves_the_other_as_it_was(
+    variant: str, make_model: Any, make_adapter: Any, tmp_path: Path
+) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    def logits(folder: Path, adapter: Path | None = None) -> Tensor:
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        model = PeftModel.from_pretrained(model, adapter) if adapter else model
+        return model.eval()(torch.arange(5, 25)[None]).logits.detach()
+
+    base = make_model("base", dtype=torch.float32)
+    adapter = make_adapter(base, "adapter", r=4, lora_alpha=8, **_EMBEDDED[variant])
+    expected = logits(base, adapter)
+    assert (expected - logits(base)).abs().max() > 0.1
+    merge([f"{base}+{adapter}"], tmp_path / "out")
+    assert (logits(tmp_path / "out") - expected).abs().max() < 1e-5
+    if variant != "both":  # whose change has the full rank
+        recipe = {"models": [f"{base}+{adapter}"], "base": str(base), "method": "task_arithmetic", "as_adapter": True}
+        merge(recipe, tmp_path / "extracted", root=tmp_path)
+        assert (logits(base, tmp_path / "extracted") - expected).abs().max() < 1e-4
+
+
 def _own_head(weights: dict[str, Tensor], biases: bool) -> None:
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
     if biases:

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from posttrain.merge.api import merge
-from posttrain.merge.sources import EMBEDDING, HEAD, ModelFolder
+from posttrain.merge.sources import HEAD, ModelFolder
 from posttrain.merge.vocabulary import match_vocabularies
 from posttrain.merge.vocabulary_view import VocabularyView
 from posttrain.store.errors import UserError
+
+EMBEDDING = "model.embed_tokens.weight"
 
 Read = Callable[[Path], dict[str, Tensor]]
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from posttrain.models.chat import TokenizedExample
-from posttrain.models.language_model import LanguageModel, load_language_model
+from posttrain.models.language_model import LanguageModel, load_language_model, save_language_model
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig
@@ -78,6 +78,22 @@ def test_the_merged_model_computes_as_with_the_adapter(
     names = {file.name for file in (tmp_path / "adapter").iterdir()}
     assert names == {"adapter_config.json", "adapter_model.safetensors"}
     assert str(tiny_model) not in (tmp_path / "adapter" / "adapter_config.json").read_text()
+
+
+@pytest.mark.filterwarnings("ignore:Model with `tie_word_embeddings:UserWarning")
+@pytest.mark.parametrize("targets", [["embed_tokens"], ["lm_head"]])
+def test_an_adapter_on_one_end_of_a_tied_model_is_saved_as_it_was_trained(
+    fresh: Fresh, tmp_path: Path, targets: list[str]
+) -> None:
+    lm = add_adapter(fresh(), LoraConfig(rank=4, targets=targets))
+    with torch.no_grad():
+        for weight in lm.model.parameters():
+            if weight.requires_grad:
+                weight.add_(0.05 * torch.randn_like(weight))
+    expected = logits(lm.model)
+    save_language_model(merge_adapter(lm, tmp_path / "adapter", "float32"), tmp_path / "model", "float32")
+    loaded = load_language_model(tmp_path / "model", TaskConfig(), "float32")
+    torch.testing.assert_close(logits(loaded.model), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_merging_rounds_once(

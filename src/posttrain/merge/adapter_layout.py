@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from posttrain.merge.lora_adapter import PREFIX
 from posttrain.merge.low_rank import LowRank
 from posttrain.merge.plan import MergePlan
-from posttrain.merge.sources import EMBEDDING, HEAD
+from posttrain.merge.sources import HEAD, embedding_of
 from posttrain.models.loading import load_config
 from posttrain.models.shape import meta_model
 from posttrain.store.errors import UserError, shorten
@@ -31,6 +31,9 @@ class AdapterLayout:
         self.classifier = any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or [])
         self.model: nn.Module = meta_model(load_config(str(plan.template.folder)), classifier=self.classifier)
         self._tied = config.get("tie_word_embeddings") is True
+        names = {tensor.name for tensor in plan.tensors}
+        # Where no model has a head of its own, it changes with the embedding.
+        self._head_of = embedding_of(names) if self._tied and HEAD not in names else None
 
     def module(self, tensor: str) -> nn.Module:
         """Returns the module that a tensor belongs to.
@@ -67,9 +70,8 @@ class AdapterLayout:
         for name, value in whole.items():
             module, _, attribute = name.rpartition(".")
             tensors[PREFIX + (f"{module}.base_layer.{attribute}" if module in matrices else name)] = value
-        if self._tied and EMBEDDING in whole:
-            # The base has no head of its own; in the adapted model it must change with the embedding.
-            tensors.setdefault(PREFIX + HEAD, whole[EMBEDDING].clone())
+        if self._head_of is not None and self._head_of in whole:
+            tensors[PREFIX + HEAD] = whole[self._head_of].clone()
         return tensors
 
     def config(self, matrices: Mapping[str, LowRank], whole: Sequence[str]) -> dict[str, Any]:
@@ -84,8 +86,8 @@ class AdapterLayout:
         pattern = {module: rank for module, rank in ranks.items() if rank != common}
         modules = {name.rpartition(".")[0]: None for name in whole}
         saved = [module for module in modules if module not in matrices]
-        if self._tied and EMBEDDING in whole:
-            saved += [name for name in (HEAD.removesuffix(".weight"),) if name not in saved]
+        if self._head_of in whole:
+            saved.append(HEAD.removesuffix(".weight"))
         location = self._plan.template.location
         # A path of the Hub's cache means nothing elsewhere, and the name does.
         name = self._plan.template.name if "/snapshots/" in location else location

@@ -29,8 +29,8 @@ from posttrain.merge.engine import (
 from posttrain.merge.lora_adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdaptedModel
 from posttrain.merge.low_rank import LowRank, concatenate, truncated_svd
 from posttrain.merge.plan import DTYPES, MergePlan, TensorPlan
+from posttrain.merge.sources import is_embedding
 from posttrain.merge.tensor_reader import Digests
-from posttrain.merge.vocabulary_view import is_embedding
 from posttrain.store.errors import UserError, WorkError, shorten
 from posttrain.store.files import disk_errors, write_atomically
 from posttrain.store.progress import progress_bar

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posttrain.merge.sources import EMBEDDING, HEAD, TensorFiles, WeightSource, block_rows
+from posttrain.merge.sources import HEAD, TensorFiles, WeightSource, block_rows, embedding_of, has_tied_head
 from posttrain.models.weight_files import INDEX, WEIGHTS, read_file_headers
 from posttrain.store.errors import UserError, shorten
 
@@ -32,7 +32,8 @@ class AdaptedModel(WeightSource):
     """A model with a LoRA adapter, whose update is added to the rows as they are read, in float32.
 
     W + s B A, with s = alpha / r, or alpha / sqrt(r) for rank-stabilised adapters (Hu et al. 2021; Kalajdzievski 2023).
-    Tensors that the adapter holds as a whole (``modules_to_save``, biases) take the place of the model's.
+    Tensors that the adapter holds as a whole (``modules_to_save``, biases) take the place of the model's. Where
+    only the embedding of a tied model is adapted, the head is a tensor of its own: peft leaves it as it was.
 
     Attributes:
         base_location: folder, URL or Hub id of the model.
@@ -57,7 +58,12 @@ class AdaptedModel(WeightSource):
         try:
             self._check_whole()
             self._shapes = dict(base.shapes()) | {name: entry.shape for name, entry in self._whole.headers.items()}
+            self._head = self._unadapted_head(settings)
+            if self._head is not None:
+                self._shapes[HEAD] = self._shapes[self._head[1]]
             self._updates = _read_updates(file, headers.keys() - whole.keys(), settings, self._shapes)
+            if self._head is not None and not self._has_own_head(self._head[1], settings):
+                del self._shapes[HEAD]
         except BaseException:
             self._whole.close()
             raise
@@ -66,10 +72,34 @@ class AdaptedModel(WeightSource):
         shapes = self._base.shapes()
         for name, header in self._whole.headers.items():
             # An embedding may have got rows for new tokens.
-            if name == HEAD and name not in shapes and EMBEDDING in shapes:
+            if name == HEAD and has_tied_head(self._base):
                 continue
             if name not in shapes or shapes[name][1:] != header.shape[1:]:
                 raise _misfit(name, shapes.get(name), header.shape, self._file)
+
+    def _unadapted_head(self, settings: Mapping[str, Any]) -> tuple[TensorFiles | WeightSource, str] | None:
+        """Returns what a tied head is without its update, and the tensor's name there; None if it is stored."""
+        embedding = embedding_of(self._base.shapes())
+        if embedding is None or HEAD in self._whole.headers or not has_tied_head(self._base):
+            return None
+        if embedding not in self._whole.headers or _is_saved_module(embedding, settings):
+            return self._base, embedding
+        return self._whole, embedding  # the layer below the update, which base and head share
+
+    def _has_own_head(self, embedding: str, settings: Mapping[str, Any]) -> bool:
+        """Returns whether the adapter changes one of the two tensors that a tied model holds as one.
+
+        Raises:
+            UserError: the embedding has other tokens than the head.
+        """
+        if HEAD in self._updates:
+            return True
+        replaced = embedding in self._whole.headers and _is_saved_module(embedding, settings)
+        if settings.get("ensure_weight_tying") or not (replaced or embedding in self._updates):
+            return False
+        if replaced and self._shapes[embedding] != self._base.shapes()[embedding]:
+            raise _misfit(embedding, self._base.shapes()[embedding], self._shapes[embedding], self._file)
+        return True
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self._shapes
@@ -78,10 +108,13 @@ class AdaptedModel(WeightSource):
         # Merged in float32 and rounded once, with the result; peft rounds the update to the model's dtype first.
         if tensor in self._updates:
             return torch.float32
-        return self._unadapted(tensor).dtype(tensor)
+        source, name = self._unadapted(tensor)
+        return source.dtype(name)
 
-    def _unadapted(self, tensor: str) -> TensorFiles | WeightSource:
-        return self._whole if tensor in self._whole.headers else self._base
+    def _unadapted(self, tensor: str) -> tuple[TensorFiles | WeightSource, str]:
+        if tensor == HEAD and self._head is not None:
+            return self._head
+        return (self._whole if tensor in self._whole.headers else self._base), tensor
 
     def factors(self, tensor: str) -> tuple[Tensor, Tensor] | None:
         """Returns A [rank, columns] and s B [rows, rank] of a tensor's update, float32; None if it has none."""
@@ -92,19 +125,18 @@ class AdaptedModel(WeightSource):
         return tensor in self._whole.headers
 
     def stored_dtype(self, tensor: str) -> torch.dtype:
-        name = EMBEDDING if tensor not in self._base.shapes() else tensor
-        return self._base.stored_dtype(name)
+        name = embedding_of(self._base.shapes()) if tensor not in self._base.shapes() else tensor
+        return self._base.stored_dtype(name or tensor)
 
     def read(self, tensor: str, start: int, out: Tensor) -> None:
-        update = self._updates.get(tensor)
+        update, (unadapted, name) = self._updates.get(tensor), self._unadapted(tensor)
         if update is None:
-            self._unadapted(tensor).read(tensor, start, out)
+            unadapted.read(name, start, out)
             return
         down, up = update
         columns = down.shape[1]
-        unadapted = self._unadapted(tensor)
-        stored = torch.empty(len(out), dtype=unadapted.dtype(tensor))
-        unadapted.read(tensor, start, stored)
+        stored = torch.empty(len(out), dtype=unadapted.dtype(name))
+        unadapted.read(name, start, stored)
         first = start // columns
         # Block by block, however much is read at once: the last bit of a product depends on its shape.
         results, weights, step = out.view(-1, columns), stored.view(-1, columns), block_rows(columns)
@@ -114,7 +146,8 @@ class AdaptedModel(WeightSource):
             torch.addmm(rows, factor, down, out=results[begin : begin + step])
 
     def file(self, tensor: str) -> str:
-        return self._file if tensor in self._whole.headers else self._base.file(tensor)
+        source, name = self._unadapted(tensor)
+        return source.file(name) if isinstance(source, WeightSource) else self._file
 
     def check_unchanged(self) -> None:
         self._whole.check_unchanged()
@@ -198,6 +231,12 @@ def _read_updates(
     if not updates:
         raise UserError("holds no LoRA weights", where=str(file))
     return updates
+
+
+def _is_saved_module(tensor: str, settings: Mapping[str, Any]) -> bool:
+    """Returns whether peft trains a copy of a tensor's module, and leaves the model's own as it is."""
+    module = tensor.rpartition(".")[0]
+    return any(module == saved or module.endswith(f".{saved}") for saved in settings.get("modules_to_save") or ())
 
 
 def _base_name(name: str) -> str:

@@ -13,9 +13,8 @@ from posttrain.merge.lora_adapter import AdaptedModel
 from posttrain.merge.methods.base import MergeMethod
 from posttrain.merge.methods.registry import load_method
 from posttrain.merge.recipe import Recipe
-from posttrain.merge.sources import EMBEDDING, HEAD, WeightSource
+from posttrain.merge.sources import HEAD, WeightSource, embedding_of, has_tied_head, is_embedding
 from posttrain.merge.tensor_reader import TensorInput
-from posttrain.merge.vocabulary_view import is_embedding
 from posttrain.store.errors import UserError, shorten, suggest
 
 # Computed from the config by transformers; old folders still hold it.
@@ -182,7 +181,7 @@ def tensor_names(sources: Sequence[WeightSource]) -> list[str]:
             names.setdefault(name, source)
     for name, owner in list(names.items()):
         for source in sources:
-            if name in source.shapes() or (name == HEAD and EMBEDDING in source.shapes()):
+            if name in source.shapes() or (name == HEAD and has_tied_head(source)):
                 continue
             if DERIVED.search(name):
                 names.pop(name, None)
@@ -203,8 +202,8 @@ def tensor_input(source: WeightSource, name: str) -> TensorInput:
     Raises:
         UserError: it has none of this name.
     """
-    if name not in source.shapes() and name == HEAD:
-        return TensorInput(source, EMBEDDING)
+    if name not in source.shapes() and name == HEAD and (embedding := embedding_of(source.shapes())):
+        return TensorInput(source, embedding)
     if name not in source.shapes():
         raise UserError(f"has no tensor {name}", where=source.name, fix=suggest(name, source.shapes()))
     return TensorInput(source, name)

@@ -24,8 +24,7 @@ from posttrain.merge.plan import (
     writes_adapter,
 )
 from posttrain.merge.recipe import AUTO, LayerRule, ModelEntry, Position, Recipe, Slice, Value, resolve
-from posttrain.merge.sources import EMBEDDING, HEAD, LAYER, WeightSource, layer_of
-from posttrain.merge.vocabulary_view import is_embedding
+from posttrain.merge.sources import HEAD, LAYER, WeightSource, embedding_of, layer_of
 from posttrain.store.errors import UserError
 
 
@@ -253,8 +252,8 @@ class _Stack:
 
 def _config_changes(template: WeightSource, tensors: Sequence[TensorPlan]) -> dict[str, Any]:
     shapes = {tensor.name: tensor.shape for tensor in tensors}
-    changes: dict[str, Any] = {"tie_word_embeddings": HEAD not in shapes} if EMBEDDING in shapes else {}
-    embedding = next((shape for name, shape in shapes.items() if is_embedding(name)), None)
+    changes: dict[str, Any] = {"tie_word_embeddings": False} if HEAD in shapes else {}
+    embedding = embedding_of(shapes)
     if embedding is not None and "vocab_size" in template.config:
-        changes["vocab_size"] = embedding[0]
+        changes["vocab_size"] = shapes[embedding][0]
     return changes

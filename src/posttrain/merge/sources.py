@@ -4,7 +4,7 @@ import json
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,10 @@ DTYPES = {
 BLOCK = 1 << 16
 """Elements of a block, about: a few of them per model stay in a core's cache."""
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+HEAD = "lm_head.weight"
+
+# By the names that the families of transformers have for it.
+_EMBEDDINGS = re.compile(r"(?:^|\.)(?:embed_tokens|wte|embed_in|word_embeddings|tok_embeddings)\.weight$")
 
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
 
@@ -47,6 +50,16 @@ def layer_of(name: str) -> int | None:
     """Returns the number of the layer that a tensor belongs to; None outside of the layers."""
     match = LAYER.search(name)
     return int(match.group(1)) if match else None
+
+
+def is_embedding(name: str) -> bool:
+    """Returns whether a tensor is the embedding of the tokens, by its name."""
+    return bool(_EMBEDDINGS.search(name))
+
+
+def embedding_of(tensors: Iterable[str]) -> str | None:
+    """Returns the name of the tokens' embedding among a model's tensors; None if there is none."""
+    return next(filter(is_embedding, tensors), None)
 
 
 class WeightSource(ABC):
@@ -97,6 +110,14 @@ class WeightSource(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Closes the files."""
+
+
+def has_tied_head(source: WeightSource) -> bool:
+    """Returns whether a model without a head of its own in its files takes the embedding for it."""
+    text = source.config.get("text_config")
+    configs = [source.config, *([text] if isinstance(text, Mapping) else [])]
+    untied = any(config.get("tie_word_embeddings") is False for config in configs)
+    return not untied and HEAD not in source.shapes() and embedding_of(source.shapes()) is not None
 
 
 class SourceView(WeightSource):
@@ -201,12 +222,34 @@ class ModelFolder(WeightSource):
         self.location = location or str(folder)
         self.config = _read_config(folder)
         headers = read_headers(folder)
-        if self.config.get("tie_word_embeddings") is True and EMBEDDING in headers:
-            headers.pop(HEAD, None)  # transformers takes the embedding, whatever the file has
         self._tensors = TensorFiles(headers)
+        try:
+            if self.config.get("tie_word_embeddings") is True and HEAD in headers and self._is_head_tied():
+                del headers[HEAD]
+        except BaseException:
+            self._tensors.close()
+            raise
+        self._shapes = {name: header.shape for name, header in headers.items()}
+
+    def _is_head_tied(self) -> bool:
+        """Returns whether the stored head equals the embedding: else transformers does not tie them."""
+        headers = self._tensors.headers
+        embedding = embedding_of(headers)
+        if embedding is None or headers[embedding].shape != headers[HEAD].shape:
+            return False
+        if self.dtype(embedding) != self.dtype(HEAD):
+            return False
+        rows, columns = headers[HEAD].shape
+        for start in range(0, rows, step := block_rows(columns)):
+            parts = [torch.empty(min(step, rows - start) * columns, dtype=self.dtype(HEAD)) for _ in range(2)]
+            for name, part in zip((embedding, HEAD), parts, strict=True):
+                self.read(name, start * columns, part)
+            if not torch.equal(*parts):
+                return False
+        return True
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {name: header.shape for name, header in self._tensors.headers.items()}
+        return self._shapes
 
     def dtype(self, tensor: str) -> torch.dtype:
         return self._tensors.dtype(tensor)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.merge.sources import WeightSource
-from posttrain.merge.vocabulary_view import VocabularyView, is_embedding
+from posttrain.merge.sources import WeightSource, is_embedding
+from posttrain.merge.vocabulary_view import VocabularyView
 from posttrain.store.errors import UserError, shorten, suggest
 
 log = logging.getLogger("posttrain")

@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posttrain.merge.sources import EMBEDDING, HEAD, SourceView, WeightSource, block_rows
+from posttrain.merge.sources import HEAD, SourceView, WeightSource, block_rows, embedding_of, is_embedding
 
-# Tensors with a row a token, by the names that the families of transformers have for them.
-_EMBEDDINGS = re.compile(r"(?:^|\.)(?:embed_tokens|wte|embed_in|word_embeddings|tok_embeddings)\.weight$")
+# Besides the embedding, the tensors with a row a token, by the names that the families have for them.
 _HEADS = re.compile(r"(?:^|\.)(?:lm_head|embed_out)\.(?:weight|bias)$|^output\.weight$")
 
 
@@ -31,12 +30,12 @@ class VocabularyView(SourceView):
         super().__init__(source)
         self._rows, self._donors = rows, donors
         self._is_whole = bool((rows >= 0).all())
+        self._shapes = {
+            name: (len(rows), *shape[1:]) if is_by_token(name) else shape for name, shape in source.shapes().items()
+        }
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        count = len(self._rows)
-        return {
-            name: (count, *shape[1:]) if is_by_token(name) else shape for name, shape in self._source.shapes().items()
-        }
+        return self._shapes
 
     def dtype(self, tensor: str) -> torch.dtype:
         # What other models add is rounded once, with the result.
@@ -104,11 +103,6 @@ def _runs(rows: np.ndarray) -> Iterator[tuple[int, int]]:
             yield begin, end
 
 
-def is_embedding(name: str) -> bool:
-    """Returns whether a tensor is the embedding of the tokens, by its name."""
-    return bool(_EMBEDDINGS.search(name))
-
-
 def is_by_token(name: str) -> bool:
     """Returns whether a tensor has a row a token, as embedding and output head have, by its name."""
     return is_embedding(name) or bool(_HEADS.search(name))
@@ -116,4 +110,4 @@ def is_by_token(name: str) -> bool:
 
 def _own_name(source: WeightSource, tensor: str) -> str:
     # A model with tied embeddings stores no head of its own.
-    return EMBEDDING if tensor == HEAD and HEAD not in source.shapes() else tensor
+    return embedding_of(source.shapes()) or tensor if tensor == HEAD and HEAD not in source.shapes() else tensor

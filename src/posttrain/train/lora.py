@@ -158,11 +158,29 @@ def merge_adapter(adapted: LanguageModel, adapter: Path, dtype: str = "bfloat16"
 
     adapted.model.save_pretrained(adapter)
     _strip_run_details(adapter)
+    _untie_adapted_head(adapted.model)
     # Layer by layer: the whole model in float32 can be more than the memory that sufficed to train it.
     for layer in adapted.model.modules():
         if isinstance(layer, BaseTunerLayer):
             _merge_layer(layer, DTYPES[dtype])
     return LanguageModel(adapted.model.unload(), adapted.tokenizer, adapted.task)
+
+
+def _untie_adapted_head(adapted: Any) -> None:
+    """Gives a tied head its own weights where the adapter changes it or the embedding: merging would change both."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    model: Any = adapted.get_base_model()
+    ends: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]
+    if not any(isinstance(end, BaseTunerLayer | ModulesToSaveWrapper) for end in ends):
+        return
+    layers: list[Any] = [end.get_base_layer() if isinstance(end, BaseTunerLayer) else end for end in ends]
+    embedding, head = layers
+    if head is not None and head.weight is embedding.weight:
+        head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+        model.config.get_text_config().tie_word_embeddings = model.config.tie_word_embeddings = False
+        model.tie_weights()
 
 
 def _merge_layer(layer: Any, dtype: torch.dtype) -> None:
