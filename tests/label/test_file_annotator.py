@@ -13,7 +13,7 @@ import pytest
 from posttrain.data.reading.reader import read
 from posttrain.label.annotator import AnnotationRequest, Annotator
 from posttrain.label.config import LabelConfig, build_annotator
-from posttrain.label.file_annotator import Skip, export_labels, import_labels
+from posttrain.label.file_annotator import Skip, export_labels, fill_labels, import_labels, read_labels
 from posttrain.store.errors import UserError, Waiting
 from posttrain.store.metadata import Metadata
 
@@ -198,3 +198,16 @@ def test_open_ended_answers_stay_unchanged(tmp_path: Path, batch: Batch) -> None
     records = batch("one")
     (tmp_path / "a.csv").write_text(f'id,label\n{records["id"][0]},"Any, text\nat all"\n')
     assert import_labels(tmp_path / "a.csv", records) == ["Any, text\nat all"]
+
+
+def test_a_label_that_begins_like_a_formula_is_none_in_the_file(tmp_path: Path, batch: Batch) -> None:
+    records, formula = batch("one", "two"), "=HYPERLINK(1)"
+    ids = records["id"].to_pylist()
+    path = tmp_path / "labels.csv"
+    path.write_text(export_labels(records, answers={ids[0]: formula}), newline="")
+    path.write_text(fill_labels(path.read_text(), "labels.csv", {ids[1]: "\u3000＝1"}), newline="")
+    assert [row["label"] for row in rows_of(path)] == [f"'{formula}", "'\u3000＝1"]
+    assert import_labels(path, records) == [formula, "\u3000＝1"]
+    assert read_labels(path, {ids[0]}) == {ids[0]: formula}
+    # A label of the set stands as it is.
+    assert import_labels(path, records, [f"'{formula}", "\u3000＝1"]) == [f"'{formula}", "\u3000＝1"]

@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 
 _FORMATS = ("csv", "jsonl", "label-studio")
+_UNITS = ("code-points", "utf-16", "code-points-lf", "utf-16-lf")
 _UNLIKELY = 0.01  # p-value of a difference between batch and pool that is worth a line
 
 FormatOption = Annotated[str | None, typer.Option("--format", help=f"One of {', '.join(_FORMATS)}.")]
@@ -40,6 +41,10 @@ def export(
         str | None, typer.Option(help=f"One of {', '.join(_FORMATS)}, and datasets (Hugging Face); csv by default.")
     ] = None,
     batch: Annotated[str | None, typer.Option(help="A batch of the queue; by default the one to be labelled.")] = None,
+    positions: Annotated[
+        str | None,
+        typer.Option(help=f"Unit of the positions of spans: {', '.join(_UNITS)}; utf-16 for label-studio by default."),
+    ] = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
     """Write the pending batch to a CSV file, to be filled in elsewhere, or any batch in a format of your choice."""
@@ -49,6 +54,7 @@ def export(
     with open_workspace(workspace) as (store, config):
         if (
             batch is None
+            and positions is None
             and format in (None, "csv")
             and (waiting_round(store) is not None or not _batches(store, config))
         ):
@@ -58,7 +64,7 @@ def export(
             return
         queue = _queue(store, config)
         name = batch or _pending_batch(queue, waiting_round(store)) or _newest_batch(queue)
-        count = export_queue(queue, name, file, format or "csv")
+        count = export_queue(queue, name, file, format or "csv", positions)
     print_line(f"wrote {count} {'records' if format == DATASETS else 'items'} of the batch {name} to {file}")
 
 
@@ -81,6 +87,10 @@ def import_(
     gold: Annotated[
         bool, typer.Option("--gold", help="Treat the answers as correct, and measure annotators by them.")
     ] = False,
+    positions: Annotated[
+        str | None,
+        typer.Option(help=f"Unit of the positions of spans: {', '.join(_UNITS)}; seen from their words by default."),
+    ] = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
     """Import a filled batch, so that the next `posttrain run` resumes with it, or any file of labels."""
@@ -92,7 +102,7 @@ def import_(
         open_workspace(workspace, write=True) as (store, config),
         webhook_calls(store.metadata, config.label.webhook),
     ):
-        special = batch or kind or question or field or annotator or gold
+        special = batch or kind or question or field or annotator or gold or positions
         waiting = waiting_round(store)
         is_csv = format == "csv" or (format is None and file.suffix.lower() not in (".json", ".jsonl"))
         if waiting is not None and is_csv and not special:
@@ -105,7 +115,7 @@ def import_(
         if batch is None and not gold:
             batch = pending
         labels = tuple(config.task.label_set) or None
-        options = ImportOptions(format, batch, kind, question, annotator, field, gold, labels)
+        options = ImportOptions(format, batch, kind, question, annotator, field, gold, labels, positions)
         result = import_queue(queue, file, options)
         progress = queue.progress(result.batch)
     _print_import(result)
@@ -146,6 +156,15 @@ def _print_import(result: "ImportResult") -> None:
     if result.left_out:
         parts = ", ".join(f"{name} ({count})" for name, count in result.left_out.most_common())
         print_line(f"left out, as they have no meaning here: {parts}")
+        # Work of people: they may have forgotten a label.
+        for name, place in result.first_left_out.items():
+            if name.startswith("annotations"):
+                print_line(f"  the first of {name}: {place}")
+    if result.uncertain:
+        print_line(
+            f"warning: {len(result.uncertain)} records, first {result.uncertain[0]}, have spans that mean other words "
+            "where a tool counts UTF-16 code units, or CRLF once; compare them, and name the unit with --positions"
+        )
 
 
 def _check_format(format: str | None, formats: tuple[str, ...]) -> None:

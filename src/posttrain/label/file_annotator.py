@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from posttrain.label.formats.files import csv_rows, escape_cell
+from posttrain.label.formats.files import csv_rows, escape_cell, plain_cell
 from posttrain.label.formats.items import shown_text
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.text_files import read_text
@@ -49,7 +49,8 @@ def export_labels(
         message = shown_text({"prompt": prompt, "text": plain})
         shown = [] if suggestions is None else [suggestions[row] or ""]
         shown += [] if candidates is None else candidates[row]
-        writer.writerow([identity, *map(escape_cell, (message, *shown)), "", (answers or {}).get(identity, "")])
+        label = (answers or {}).get(identity, "")
+        writer.writerow([identity, *map(escape_cell, (message, *shown)), "", escape_cell(label)])
     return text.getvalue()
 
 
@@ -74,7 +75,8 @@ def import_labels(
     for line, values in _rows(read_text(path, source), source):
         fix: str | None
         where = f"{source}:{line}"
-        identity, label, skip = (values.get(name, "").strip() for name in ("id", "label", "skip"))
+        identity, skip = (values.get(name, "").strip() for name in ("id", "skip"))
+        label = _label(values, labels)
         skipped = skip.lower() not in _NOT_SKIPPED
         if identity not in row_of:
             fix = f"if the round's batch has changed, move {source} away and run again"
@@ -116,7 +118,7 @@ def read_labels(path: Path, ids: Set[str], labels: Sequence[str] | None = None) 
     if not path.exists():
         return {}
     rows = [values for _, values in _rows(read_text(path, str(path)), str(path))]
-    filled = {values["id"].strip(): values["label"].strip() for values in rows}
+    filled = {values["id"].strip(): _label(values, labels) for values in rows}
     return {id: label for id, label in filled.items() if id in ids and label and (labels is None or label in labels)}
 
 
@@ -135,8 +137,15 @@ def fill_labels(text: str, source: str, labels: Mapping[str, str]) -> str:
     output = io.StringIO(newline="")
     writer = csv.DictWriter(output, list(rows[0]))
     writer.writeheader()
-    writer.writerows({**row, "label": labels.get(row["id"].strip(), row["label"])} for row in rows)
+    new = {identity: escape_cell(label) for identity, label in labels.items()}
+    writer.writerows({**row, "label": new.get(row["id"].strip(), row["label"])} for row in rows)
     return output.getvalue()
+
+
+def _label(row: Mapping[str, str], labels: Sequence[str] | None) -> str:
+    """Returns a row's label, without the apostrophe that keeps a spreadsheet from taking it for a formula."""
+    cell = row["label"].strip()
+    return cell if labels is not None and cell in labels else plain_cell(cell)
 
 
 def _rows(text: str, source: str) -> list[tuple[int, dict[str, str]]]:

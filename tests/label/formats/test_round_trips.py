@@ -97,7 +97,23 @@ def _batch_facts(queue: Queue) -> tuple[Any, ...]:
 _HOSTILE = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=30)
 TEXTS = _HOSTILE | st.sampled_from(
     [
-        *("=cmd|' /C calc'!A0", "'=1", "+1", "@x", "\t1", "\r\n", "a\rb", '"', ",;\t", "\u202eabc\u202c", "{}", "null"),
+        *(
+            "=cmd|' /C calc'!A0",
+            "'=1",
+            "\n=1",
+            "＝1",
+            " ＋1",
+            "+1",
+            "@x",
+            "\t1",
+            "\r\n",
+            "a\rb",
+            '"',
+            ",;\t",
+            "\u202eabc\u202c",
+            "{}",
+            "null",
+        ),
         *("\u2028", "\x85", "\x1b[2J", "\ufeff", "👩‍👩‍👧", "a#b", "1", "tie", "[1]", "' ", "-", "\\", "posttrain"),
     ]
 )
@@ -155,7 +171,7 @@ def test_a_text_of_a_megabyte_is_no_problem(format: str, new_queue: NewQueue, tm
 
 def test_no_cell_is_a_formula(new_queue: NewQueue, tmp_path: Path) -> None:
     queue = new_queue()
-    formulas = ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1"]
+    formulas = ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1", "\n=1", "＝1", " ＠x", "\u3000+1", "\ufe63", "'\n=1"]
     items = [NewItem(f"r{n}", {"text": text, "meta": {"m": text}}) for n, text in enumerate(formulas)]
     queue.add_batch("batch", "choice", items, labels=formulas)
     for item, label in zip(queue.items("batch"), formulas, strict=True):
@@ -163,7 +179,12 @@ def test_no_cell_is_a_formula(new_queue: NewQueue, tmp_path: Path) -> None:
     export_queue(queue, "batch", tmp_path / "f.csv", "csv")
     with (tmp_path / "f.csv").open(newline="", encoding="utf-8") as file:
         cells = [cell for row in csv.reader(file) for cell in row]
-    assert not [cell for cell in cells if cell.startswith(tuple("=+-@\t\r"))]
+    assert not [
+        cell for cell in cells if cell.lstrip().startswith(tuple("=+-@＝＠\ufe63")) or cell[:1] in set("\t\r\n")
+    ]
+    target = new_queue()
+    import_queue(target, tmp_path / "f.csv", ImportOptions(annotator="ana"))
+    assert [item.answers[0].answer for item in target.items("f")] == formulas
 
 
 def _edit(records: list[dict[str, Any]], format: str) -> None:

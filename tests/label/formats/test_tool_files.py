@@ -173,3 +173,41 @@ def test_right_answers_measure_annotators(new_queue: NewQueue, tmp_path: Path) -
     batch = queue.batch("gold")
     assert batch is not None
     assert batch.settings["gold"] == 2
+
+
+def labelled_task(id: int, *annotations: list[dict[str, Any]]) -> dict[str, Any]:
+    given = [{"completed_by": number, "result": result} for number, result in enumerate(annotations, 1)]
+    return {"id": id, "data": {"text": "Ana paid"}, "annotations": given}
+
+
+def test_a_region_without_labels_costs_no_annotation(new_queue: NewQueue, tmp_path: Path) -> None:
+    who = {"from_name": "label", "to_name": "text", "type": "labels"}
+    named = who | {"value": {"start": 0, "end": 3, "text": "Ana", "labels": ["PER"]}}
+    blank = who | {"value": {"start": 4, "end": 8, "text": "paid"}}
+    empty = who | {"value": {"start": 4, "end": 8, "text": "paid", "labels": []}}
+    path = tmp_path / "batch.json"
+    path.write_text(json.dumps([labelled_task(1, [named]), labelled_task(2, [blank, named, empty], [blank])]))
+    queue = new_queue()
+    result = import_queue(queue, path, ImportOptions())
+    spans = [{"start": 0, "end": 3, "label": "PER"}]
+    # The second annotation of record 2 marks words and does not say what they are: that is not "no spans".
+    assert answers_of(queue, "batch") == {"1": [("1", spans)], "2": [("1", spans)]}
+    assert result.left_out == {"annotations.result without a label": 3, "annotations": 1}
+    place = f"{path}, record 2"
+    assert result.first_left_out == {"annotations.result without a label": place, "annotations": place}
+
+
+def test_a_task_submitted_without_a_label_is_an_answer(new_queue: NewQueue, tmp_path: Path) -> None:
+    region = {"from_name": "topics", "to_name": "text", "type": "choices", "value": {"choices": ["a", "b"]}}
+    tasks = [labelled_task(1, [region]), labelled_task(2, []), labelled_task(3)]
+    other = {"from_name": "mood", "to_name": "text", "type": "rating", "value": {"rating": 3}}
+    # A person has seen all questions; a model may know one of them alone.
+    tasks[0]["predictions"] = [{"result": [other], "score": 0.5}]
+    tasks.append(labelled_task(4, [other]))
+    path = tmp_path / "batch.json"
+    path.write_text(json.dumps(tasks))
+    queue = new_queue()
+    result = import_queue(queue, path, ImportOptions(question="topics"))
+    assert answers_of(queue, "batch") == {"1": [("1", ["a", "b"])], "2": [("1", [])], "3": [], "4": [("1", [])]}
+    assert queue.items("batch")[0].suggestion is None
+    assert result.left_out["predictions"] == 1

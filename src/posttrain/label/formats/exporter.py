@@ -13,6 +13,7 @@ from posttrain.label.formats.datasets import export_datasets
 from posttrain.label.formats.items import ANSWER_COLUMNS, Format, PortableAnswer, PortableItem, Shape
 from posttrain.label.formats.label_studio import LabelStudio, labelling_interface
 from posttrain.label.formats.plain import Csv, JsonLines
+from posttrain.label.formats.positions import CODE_POINTS, UTF_16, check_unit, write_positions
 from posttrain.label.queue import Queue
 from posttrain.label.queue_batches import COUNTS
 from posttrain.store.errors import UserError, shorten
@@ -28,18 +29,26 @@ DATASETS = "datasets"
 _CHUNK = 1000
 
 
-def export_queue(queue: Queue, batch: str, path: Path, format: str) -> int:
+def export_queue(queue: Queue, batch: str, path: Path, format: str, positions: str | None = None) -> int:
     """Writes a batch to a new file; returns the number of items.
 
     With the format `DATASETS` the path is a folder, and counted are its training records. Label Studio's labelling
     interface is written next to its file, with the suffix ``.xml``.
 
+    Args:
+        queue: The queue.
+        batch: Name of the batch.
+        path: The new file.
+        format: Name of the format.
+        positions: Unit of the positions of spans; None: UTF-16 code units for Label Studio, code points for the others.
+
     Raises:
-        UserError: there is no such batch, or the file exists.
+        UserError: there is no such batch or unit, or the file exists.
     """
     row = queue.batch(batch)
     if row is None:
         raise UserError(f"there is no batch `{shorten(batch)}`", where="--batch")
+    check_unit(positions, row.kind)
     if format == DATASETS:
         return sum(export_datasets(path, row, _read_items(queue, row.name)).values())
     check_new_file(path)
@@ -47,8 +56,12 @@ def export_queue(queue: Queue, batch: str, path: Path, format: str) -> int:
     if interface is not None:
         check_new_file(interface)
     shape = Shape(row.kind, None if row.labels is None else tuple(row.labels))
+    items = _read_items(queue, row.name)
+    if row.kind == "spans":
+        unit = positions or (UTF_16 if format == LabelStudio.name else CODE_POINTS)
+        items = (write_positions(item, unit) for item in items)
     with _new_file(path) as file:
-        count = FORMATS[format].write(file, _read_items(queue, row.name), shape)
+        count = FORMATS[format].write(file, items, shape)
     if interface is not None:
         with _new_file(interface) as file:
             file.write(labelling_interface(shape))

@@ -2,6 +2,7 @@
 
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -19,7 +20,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 _SUSPICIOUS = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
 _DECODER = json.JSONDecoder(object_pairs_hook=unique_pairs, parse_constant=reject_constant)
 _DELIMITERS = ",;\t"
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA = ("=", "+", "-", "@")
 
 
 class FileRecord(NamedTuple):
@@ -96,13 +97,20 @@ def csv_rows(
 
 def escape_cell(cell: str) -> str:
     """Returns a cell that no spreadsheet takes for a formula; an import takes the apostrophe away again."""
-    # Behind apostrophes of its own too, so that the two stay apart.
-    return f"'{cell}" if cell.lstrip("'").startswith(_FORMULA) else cell
+    return f"'{cell}" if _is_formula(cell) else cell
 
 
 def plain_cell(cell: str) -> str:
     """Returns the text of a cell that `escape_cell` has escaped."""
-    return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(_FORMULA) else cell
+    return cell[1:] if cell.startswith("'") and _is_formula(cell) else cell
+
+
+def _is_formula(cell: str) -> bool:
+    # Behind apostrophes of its own too, so that the two stay apart.
+    text = cell.lstrip("'")
+    # Spreadsheets pass over white space, and some read the full-width and small forms of a sign.
+    sign = unicodedata.normalize("NFKC", text.lstrip()[:1])
+    return text.startswith(("\t", "\r", "\n")) or sign.startswith(_FORMULA)
 
 
 def to_json(value: Any) -> str:

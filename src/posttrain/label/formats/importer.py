@@ -15,6 +15,7 @@ from posttrain.label.formats.checks import checked_item
 from posttrain.label.formats.exporter import FORMATS
 from posttrain.label.formats.files import read_json_records
 from posttrain.label.formats.items import ANSWER_COLUMNS, Format, PortableAnswer, PortableItem, Shape, Survey
+from posttrain.label.formats.positions import UnitChoice, check_unit, move_positions
 from posttrain.label.queue import Queue
 from posttrain.label.queue_batches import COUNTS, given_answer
 from posttrain.label.queue_review import settle
@@ -35,6 +36,8 @@ class ImportResult:
         created: True if the batch is new.
         repeated: Answers that were in the batch already.
         left_out: Number of parts without a meaning here, by name.
+        first_left_out: Place of the first of each of them.
+        uncertain: Places of records with spans whose positions mean other words in another unit.
     """
 
     batch: str
@@ -46,6 +49,8 @@ class ImportResult:
     gold: int = 0
     repeated: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
+    first_left_out: dict[str, str] = field(default_factory=dict)
+    uncertain: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,7 @@ class ImportOptions:
         annotator: Who answered, in a file that does not say so; None: the file's name.
         field: Name of the text to label; None: one of `posttrain.label.formats.items.TEXT_KEYS`.
         gold: True if its answers are those that annotators are measured by.
+        positions: Unit of the positions of spans; None: seen from the words of the spans.
         labels: The config's label set.
     """
 
@@ -71,6 +77,7 @@ class ImportOptions:
     field: str | None = None
     gold: bool = False
     labels: tuple[str, ...] | None = None
+    positions: str | None = None
 
 
 def import_queue(queue: Queue, path: Path, options: ImportOptions) -> ImportResult:
@@ -90,18 +97,22 @@ def import_queue(queue: Queue, path: Path, options: ImportOptions) -> ImportResu
     existing = queue.batch(options.batch) if options.batch is not None else None
     kind = options.kind or (existing.kind if existing else None)
     shape = survey.shape(kind, options.question, options.labels, options.annotator or path.stem, options.field)
+    check_unit(options.positions, shape.kind)
     if existing:
         shape = replace(shape, labels=None if existing.labels is None else tuple(existing.labels))
     batch = options.batch or path.stem
     result = ImportResult(batch, format.name, shape.kind, created=existing is None)
+    units = UnitChoice(options.positions) if shape.kind == "spans" else None
+    if units is not None:
+        for record in format.records(path, name):
+            units.add(format.read(record.value, shape, record.where, Counter()))
     with progress_bar(f"import {path.name}", total) as advance, queue.metadata.transaction():
-        items = _read_file(format, path, shape, options, result, advance)
+        items = _read_file(format, path, shape, options, result, units, advance)
         if existing is None:
             _add_batch(queue, batch, shape, items, result)
         else:
             _add_answers(queue, existing, items, result)
-    # Without those that were looked for and not there.
-    result.left_out = +result.left_out
+    result.uncertain = units.uncertain if units else ()
     return result
 
 
@@ -120,11 +131,23 @@ def detect_format(path: Path, name: str) -> str:
 
 
 def _read_file(
-    format: Format, path: Path, shape: Shape, options: ImportOptions, result: ImportResult, advance: Advance
+    format: Format,
+    path: Path,
+    shape: Shape,
+    options: ImportOptions,
+    result: ImportResult,
+    units: UnitChoice | None,
+    advance: Advance,
 ) -> Iterator[tuple[str, PortableItem]]:
     """Yields the items of a file, checked, each with its place in errors."""
     for record in format.records(path, str(path)):
-        item = format.read(record.value, shape, record.where, result.left_out)
+        left_out: Counter[str] = Counter()
+        item = format.read(record.value, shape, record.where, left_out)
+        for part in +left_out:
+            result.first_left_out.setdefault(part, record.where)
+        result.left_out += left_out
+        if units is not None:
+            item = units.read(item, record.where)
         item = checked_item(_as_gold(item, shape, record.where) if options.gold else item, shape, record.where)
         yield record.where, item
         advance(1)
@@ -179,6 +202,8 @@ def _add_answers(queue: Queue, batch: Batch, items: Iterable[tuple[str, Portable
             if (row := stored.get(str(item.record))) is None:
                 what = f"no record of the batch `{batch.name}` has the id `{shorten(str(item.record))}`"
                 raise UserError(what, where=where)
+            if batch.kind == "spans":
+                item = move_positions(item, row["content"], where)
             before = given[row["id"]]
             new = [_answer_row(row["id"], answer) for answer in _new_answers(item, before, where)]
             result.answers += len(new)

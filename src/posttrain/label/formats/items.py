@@ -45,6 +45,7 @@ class PortableItem:
         suggestion: ``answer``, ``confidence`` and ``annotator`` of a model's answer; None for none.
         expected: The right answer of a gold item; None for the others.
         details: Columns of `label_items` that the others leave out, without NULL.
+        positions: The unit that a file states for the positions of spans; None if it does not, or for code points.
     """
 
     record: str | None
@@ -53,6 +54,7 @@ class PortableItem:
     expected: Any = None
     answers: tuple[PortableAnswer, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
+    positions: str | None = None
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,17 @@ from posttrain.label.formats.items import (
     text_key,
     user_prompt,
 )
-from posttrain.label.formats.label_studio_results import control_of, read_answer, survey_regions, write_regions
+from posttrain.label.formats.label_studio_results import (
+    control_of,
+    has_labels,
+    read_answer,
+    survey_regions,
+    write_regions,
+)
 from posttrain.store.errors import UserError
 
 _RECORD = "posttrain_id"  # in `data`, which Label Studio keeps; it gives each task an id of its own
+_POSITIONS = "posttrain_positions"  # beside it: the unit of the spans that we have written
 _PAIR = ("left", "right")
 
 
@@ -61,6 +68,7 @@ class LabelStudio(Format):
             suggestion=_read_prediction(record, shape, ids, left_out),
             expected=expected,
             answers=answers,
+            positions=data.get(_POSITIONS),
         )
 
     def write(self, file: IO[str], items: Iterable[PortableItem], shape: Shape) -> int:
@@ -97,10 +105,10 @@ def labelling_interface(shape: Shape) -> str:
 def _task(item: PortableItem, shape: Shape) -> dict[str, Any]:
     annotations = []
     if item.expected is not None:
-        annotations.append(_annotation("gold", item.expected, item, shape) | {"ground_truth": True})
+        annotations.append(_annotation("gold", item.expected, shape) | {"ground_truth": True})
     # Label Studio has no flags: a flagged item would come back as answered or skipped.
     for answer in (each for each in item.answers if each.status != "flagged"):
-        annotation = _annotation(answer.annotator, answer.answer, item, shape)
+        annotation = _annotation(answer.annotator, answer.answer, shape)
         if (seconds := answer.details.get("seconds")) is not None:
             annotation["lead_time"] = seconds
         if (created := answer.details.get("created_at")) is not None:
@@ -108,18 +116,20 @@ def _task(item: PortableItem, shape: Shape) -> dict[str, Any]:
         annotations.append(annotation)
     predictions = []
     if item.suggestion is not None:
-        prediction = {"result": write_regions(item.suggestion.get("answer"), item.content, shape)}
+        prediction = {"result": write_regions(item.suggestion.get("answer"), shape)}
         for name, value in (("annotator", "model_version"), ("confidence", "score")):
             if item.suggestion.get(name) is not None:
                 prediction[value] = item.suggestion[name]
         predictions.append(prediction)
     data = _write_data(item.content, shape) | {_RECORD: item.record}
+    if item.positions is not None:
+        data[_POSITIONS] = item.positions
     return {"data": data, "annotations": annotations, "predictions": predictions}
 
 
-def _annotation(annotator: str, answer: Any, item: PortableItem, shape: Shape) -> dict[str, Any]:
+def _annotation(annotator: str, answer: Any, shape: Shape) -> dict[str, Any]:
     skipped = answer is None
-    regions = [] if skipped else write_regions(answer, item.content, shape)
+    regions = [] if skipped else write_regions(answer, shape)
     by = {"email": annotator}
     return {"completed_by": by, "result": regions, "was_cancelled": skipped, "ground_truth": False}
 
@@ -175,7 +185,15 @@ def _read_regions(
     types = (control.type, "taxonomy") if control.type == "choices" else (control.type,)
     name = shape.question or control.name
     own = [region for region in regions if region.get("from_name") == name and region.get("type") in types]
-    answer = read_answer(own, shape, ids)
+    if regions and not own and part == "predictions":
+        # A model that answers another question says nothing of this one. A person has seen them all.
+        return None
+    # Somebody has marked words and given them no label.
+    labelled_regions = own if shape.kind != "spans" else [region for region in own if has_labels(region)]
+    left_out[f"{part}.result without a label"] += len(own) - len(labelled_regions)
+    if own and not labelled_regions:
+        return None
+    answer = read_answer(labelled_regions, shape, ids)
     if answer is not None:
         left_out[f"{part}.result"] += len(labelled["result"]) - len(own)
     return answer
@@ -185,8 +203,8 @@ def _read_data(data: Mapping[str, Any], shape: Shape, where: str) -> tuple[dict[
     """Returns the content of an item, and the ids of its candidates."""
     content: dict[str, Any] = {}
     ids: list[str] = []
-    used = {_RECORD}
-    strings = [name for name, value in data.items() if isinstance(value, str) and name != _RECORD]
+    used = {_RECORD, _POSITIONS}
+    strings = [name for name, value in data.items() if isinstance(value, str) and name not in used]
     main = next((name for name in TEXT_KEYS if name in strings), None)
     if shape.kind == "preference":
         pair = _PAIR if set(_PAIR) <= set(strings) else [name for name in strings if name != main][:2]

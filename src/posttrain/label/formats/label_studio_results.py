@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from posttrain.label.formats.items import Shape, Survey, are_strings, is_dialogue, shown_text
+from posttrain.label.formats.items import Shape, Survey, are_strings, is_dialogue
 
 
 class Control(NamedTuple):
@@ -34,8 +34,8 @@ def control_of(kind: str) -> Control:
     return _CONTROLS[kind]
 
 
-def write_regions(answer: Any, content: Mapping[str, Any], shape: Shape) -> list[dict[str, Any]]:
-    """Returns an answer's regions."""
+def write_regions(answer: Any, shape: Shape) -> list[dict[str, Any]]:
+    """Returns an answer's regions; spans hold their words, as `positions.write_positions` returns them."""
     control = control_of(shape.kind)
     return [
         {
@@ -45,11 +45,11 @@ def write_regions(answer: Any, content: Mapping[str, Any], shape: Shape) -> list
             "type": control.type,
             "value": value,
         }
-        for number, value in enumerate(_region_values(answer, content, shape), 1)
+        for number, value in enumerate(_region_values(answer, shape), 1)
     ]
 
 
-def _region_values(answer: Any, content: Mapping[str, Any], shape: Shape) -> list[dict[str, Any]]:
+def _region_values(answer: Any, shape: Shape) -> list[dict[str, Any]]:
     match shape.kind:
         case "choice":
             return [{"choices": [answer]}]
@@ -66,16 +66,7 @@ def _region_values(answer: Any, content: Mapping[str, Any], shape: Shape) -> lis
             return [{"ranker": {control_of(shape.kind).name: [str(rank) for rank in answer]}}]
         case "conversation":
             return [{"chatmessage": dict(turn)} for turn in answer]
-    text = shown_text(content, last_turn=True)
-    return [
-        {
-            "start": span["start"],
-            "end": span["end"],
-            "text": text[span["start"] : span["end"]],
-            "labels": [span["label"]],
-        }
-        for span in answer
-    ]
+    return [{**{name: span[name] for name in ("start", "end", "text")}, "labels": [span["label"]]} for span in answer]
 
 
 def read_answer(regions: Sequence[Mapping[str, Any]], shape: Shape, ids: Sequence[str]) -> Any:
@@ -92,8 +83,9 @@ def read_answer(regions: Sequence[Mapping[str, Any]], shape: Shape, ids: Sequenc
     if shape.kind == "conversation":
         turns = [value.get("chatmessage") for value in values]
         return [{"role": t["role"], "content": t["content"]} for t in turns] if is_dialogue(turns) else None
-    if shape.kind == "preference" and not regions:
-        return "tie"
+    if not regions and shape.kind in ("preference", "choices"):
+        # Submitted without a choice: a tie, or no label at all.
+        return "tie" if shape.kind == "preference" else []
     if len(values) != 1:
         return None
     value = values[0]
@@ -123,8 +115,16 @@ def _read_spans(values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | N
         labels, start, end = value.get("labels"), value.get("start"), value.get("end")
         if not are_strings(labels) or type(start) is not int or type(end) is not int:
             return None
-        spans += [{"start": start, "end": end, "label": label} for label in labels or ()]
+        # The words are beside the positions, whose unit differs by the tool's version.
+        words = {"text": value["text"]} if isinstance(value.get("text"), str) else {}
+        spans += [{"start": start, "end": end, "label": label, **words} for label in labels or ()]
     return spans
+
+
+def has_labels(region: Mapping[str, Any]) -> bool:
+    """Returns True unless the region's labels are missing or empty."""
+    value = region.get("value")
+    return not isinstance(value, Mapping) or value.get("labels") not in (None, [])
 
 
 def survey_regions(question: str, regions: Sequence[Mapping[str, Any]], survey: Survey) -> None:

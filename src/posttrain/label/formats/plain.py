@@ -29,6 +29,7 @@ from posttrain.label.formats.items import (
     text_key,
     user_prompt,
 )
+from posttrain.label.formats.positions import CODE_POINTS
 from posttrain.store.errors import UserError
 
 _QUESTION = "label"
@@ -68,6 +69,8 @@ class JsonLines(Format):
                 {"annotator": a.annotator, "answer": a.answer, "status": a.status, **a.details} for a in item.answers
             ]
             state = dict(item.details)
+            if item.positions not in (None, CODE_POINTS):
+                state["positions"] = item.positions
             if not count:
                 state["batch"] = {"kind": shape.kind, "labels": shape.labels and list(shape.labels)}
             own = {"suggestion": item.suggestion, "gold": item.expected, "answers": answers or None, "queue": state}
@@ -143,6 +146,7 @@ def _read_item(record: Mapping[str, Any], shape: Shape, where: str) -> PortableI
     fields = dict(record)
     is_export = fields.pop("queue", None) is not None
     state = {name: value for name, value in _state(record).items() if name != "batch" and value is not None}
+    positions = state.pop("positions", CODE_POINTS if is_export else None)
     identity, suggestion = fields.pop("id", None), fields.pop("suggestion", None)
     if suggestion is not None and not isinstance(suggestion, Mapping):
         suggestion = {"answer": _plain_answer(suggestion, shape), "confidence": None, "annotator": None}
@@ -159,7 +163,7 @@ def _read_item(record: Mapping[str, Any], shape: Shape, where: str) -> PortableI
         state = {name: value for name, value in state.items() if name not in ("status", "wanted", "resolution")}
     content = _read_content(fields, shape, where, is_export=is_export)
     record_id = None if identity is None else str(identity)
-    return PortableItem(record_id, content, suggestion, expected, tuple(answers), state)
+    return PortableItem(record_id, content, suggestion, expected, tuple(answers), state, positions)
 
 
 def _read_content(fields: dict[str, Any], shape: Shape, where: str, *, is_export: bool) -> dict[str, Any]:
