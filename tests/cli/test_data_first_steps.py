@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from posttrain.data import build
+from posttrain.store.errors import UserError
+
 Call = Callable[..., Any]
 INLINE = ("--engine", "inline")
 
@@ -40,6 +43,25 @@ def test_columns_are_named_on_the_command_line(questions: Path, tmp_path: Path, 
     assert outcome.json["recipe"]["columns"] == {"prompt": "question", "completion": "answer"}
     message = posttrain("data", "add", questions, "--column", "promt=question", "--name", "x", "-w", tmp_path).mistake
     assert message.startswith("--column: `promt=question` names no column; NAME=COLUMN, where NAME is one of prompt")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_a_column_of_answers_that_is_not_there_is_refused(tmp_path: Path, posttrain: Call, suffix: str) -> None:
+    file = write(tmp_path / "a.jsonl", {"text": "where is it", "category": "card"}, {"text": "why"})
+    if suffix == ".csv":
+        file = tmp_path / "a.csv"
+        file.write_text("text,category\nwhere is it,card\nwhy,\n")
+    columns = ("--column", "prompt=text", "--column", "completion=categori")
+    mistake = posttrain("data", "add", file, *columns, "--name", "x", *INLINE, "-w", tmp_path).mistake
+    expected = f"{file.name}:1: there is no column `categori`; the columns are text, category; did you mean `category`?"
+    assert mistake == expected
+    checked = posttrain("data", "check", file, *columns, "-w", tmp_path)
+    assert (checked.code, checked.out.splitlines()[0].partition("/a")[2]) == (2, expected[1:])
+    with pytest.raises(UserError, match="there is no column `categori`"):
+        build({"name": "x", "files": [file.name], "columns": {"completion": "categori"}, "workspace": tmp_path})
+    # The config's columns are those of all files: a pool may lack answers.
+    (tmp_path / "posttrain.yaml").write_text("model: tiny\ndata: {columns: {prompt: text, completion: categori}}\n")
+    assert posttrain("data", "add", file, "--name", "x", *INLINE, "-w", tmp_path).code == 0
 
 
 def test_columns_that_are_not_used_are_named(tmp_path: Path, posttrain: Call) -> None:

@@ -127,6 +127,7 @@ def test_phases_are_set_on_the_command_line(tmp_path: Path, posttrain: Call) -> 
     settings = ("--set", phases, "--set", "train.batch_size=4", "--set", "train.schedule={name: constant, warmup: 0}")
     outcome = posttrain("train", "--model", "tiny", "--data", data, "--out", out, *settings)
     assert outcome.code == 0, outcome
+    assert "topic" not in outcome.err  # phases read it
     steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [step["lr"] for step in steps] == [1e-3, 1e-3, 1e-4, 1e-4]
     assert all(0 <= step["data_wait"] < 1 for step in steps)
@@ -134,8 +135,10 @@ def test_phases_are_set_on_the_command_line(tmp_path: Path, posttrain: Call) -> 
     outcome = posttrain(
         "train", "--model", "tiny", "--data", data, "--out", tmp_path / "other", "--set", phases_with_typo
     )
-    assert outcome.mistake.startswith(f"{data}:1: record ")
-    assert "it has no `topics`; name a column that all records have in train.phases.0.mix_by" in outcome.mistake
+    note, mistake = outcome.err.splitlines()
+    assert "topic is not used" in note
+    assert mistake.startswith(f"posttrain: {data}:1: record ")
+    assert "it has no `topics`; name a column that all records have in train.phases.0.mix_by" in mistake
 
 
 def test_a_set_value_that_contradicts_its_option_is_refused(tmp_path: Path, posttrain: Call) -> None:

@@ -70,3 +70,26 @@ def test_inspect_cuts_off_the_beginning_of_a_text_for_classification(
     title, *result = inspect(row, "--objective", "classification", *settings)
     assert f"  {len(prompt) + 3} tokens, read to its end for its class " in title
     assert result == expected
+
+
+@pytest.mark.parametrize("content", ["prompt,completion,label\nhi,x,{}\n", "prompt;completion;label\nhi;x;{}\n"])
+@pytest.mark.parametrize("label", ["1", "true", "False"])
+def test_kto_reads_labels_of_csv(tmp_path: Path, posttrain: Call, content: str, label: str) -> None:
+    (tmp_path / "data.csv").write_text(content.format(label))
+    command = ("train", "--model", "tiny", "--data", tmp_path / "data.csv", "--inspect", "1")
+    outcome = posttrain(*command, "--objective", "kto")
+    assert (outcome.code, outcome.err) == (0, "")
+    outcome = posttrain(*command)
+    assert (outcome.code, "label is not used" in outcome.err) == (0, True)
+
+
+def test_train_names_columns_that_it_does_not_use(tmp_path: Path, posttrain: Call) -> None:
+    row = {"instruction": "hi", "output": "x", "system_prompt": "Be kind.", "weight": 1, "id": "a"}
+    (tmp_path / "data.jsonl").write_text(json.dumps(row) + "\n")
+    command = ("train", "--model", "tiny", "--data", tmp_path / "data.jsonl", "--inspect", "1")
+    outcome = posttrain(*command, "--set", "train.weight=weight")
+    assert outcome.code == 0, outcome
+    assert "data.jsonl: system_prompt is not used, only kept in `meta`; name what is with `columns`" in outcome.err
+    outcome = posttrain(*command, "--set", "columns={system: system_prompt}")
+    assert "weight is not used" in outcome.err
+    assert "Be kind." in outcome.out

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from posttrain.data.reading.reader import read
@@ -59,3 +60,21 @@ def test_an_answer_that_leaves_no_room_is_left_out_too(tmp_path: Path) -> None:
         training_set(tmp_path, "word " * 100)
     with pytest.raises(UserError, match=r"^train\.max_length: all 6 records are longer than 64 tokens; raise it"):
         training_set(tmp_path, "word " * 100, too_long="drop")
+
+
+def test_pairs_of_equal_answers_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    rows = [{"prompt": str(number), "chosen": "good", "rejected": "bad ", "w": number} for number in range(4)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    records = concat(list(read(path)))
+    # As a step does that rewrites answers.
+    worse = pa.array(["bad", "good", "bad", "good"])
+    equal = records.set_column(records.schema.get_field_index("rejected"), "rejected", worse)
+    config = TrainConfig.read({"objective": "dpo", "weight": "w"}, "train")
+    data = read_training_set("tiny", equal, config, TaskConfig(), tmp_path / "scratch", np.arange(4.0))
+    assert data.identical == [records["id"][1].as_py(), records["id"][3].as_py()]
+    assert (len(data.units), len(data.weightless)) == (1, 1)
+    assert data.records.difficulties is not None
+    assert data.records.difficulties.tolist() == [2]
+    with pytest.raises(UserError, match=r"its chosen and its rejected answer are the same, as in all others"):
+        read_training_set("tiny", equal.take([1, 3]), config, TaskConfig(), tmp_path / "scratch", np.arange(2.0))

@@ -107,7 +107,7 @@ def test_an_explicit_objective_overrides_the_settings(
         ({"data": []}, "data: holds no records; put records into it, or name a file"),
         ({"data": [PAIRS[0], {"text": "a"}]}, "data[1]: has the shape `text`, but data[0] has the shape `preference`"),
         ({"data": [PAIRS, [PAIRS[0], 3]]}, "data[1][1]: a record must be a dictionary, not int"),
-        ({"data": [PAIRS[0], {**PAIRS[1], "rejected": "refund"}], "objective": "dpo"}, "data[1]: record "),
+        ({"data": [{"prompt": "a", "completion": "b"}, {"prompt": "a"}]}, "data[1]: record "),
         ({"callbacks": [3]}, "callbacks[0]: 3 is not a callback; give a function of a step, or an object with "),
         ({"callbacks": [print, dict]}, "callbacks[1]: dict is a class; give a function of a step, or an object with "),
     ],

@@ -12,7 +12,7 @@ import pyarrow as pa
 from posttrain.data.reading.data_files import display_path, to_data_path
 from posttrain.data.reading.hub import fetch_hub_dataset
 from posttrain.data.reading.memory import read_memory, record_index
-from posttrain.data.reading.reader import read
+from posttrain.data.reading.reader import read, unused_columns_note
 from posttrain.data.reading.rows import Problem
 from posttrain.data.records.record import concat
 from posttrain.models.sources import locate
@@ -20,6 +20,7 @@ from posttrain.store.errors import UserError
 from posttrain.store.hub import HUB_PREFIX
 from posttrain.store.logs import quiet_libraries
 from posttrain.train.callbacks import AnyCallback, CallbackList, TrainingStopped
+from posttrain.train.config import columns_read
 from posttrain.train.monitor.metrics import finite, mean_loss, read_steps
 from posttrain.train.objectives.registry import objective_spec as check_objective
 from posttrain.train.objectives.registry import with_name
@@ -131,7 +132,7 @@ def train(
     # Files by their resolved paths, all else as it was given.
     named = zip(sources.items(), config.files, strict=True)
     resolved = {name: file if isinstance(item, str | Path) else item for (name, item), file in named}
-    records = _read(resolved, config.columns)
+    records = _read(resolved, config)
     out = Path(out)
     try:
         with _record_indices([name for name, item in sources.items() if not isinstance(item, str | Path)]):
@@ -151,7 +152,7 @@ def read_files(config: TrainJobConfig) -> pa.Table:
     Raises:
         UserError: on the first bad record, with file and line.
     """
-    return _read({f"data[{number}]": file for number, file in enumerate(config.files)}, config.columns)
+    return _read({f"data[{number}]": file for number, file in enumerate(config.files)}, config)
 
 
 def _sources(data: Any) -> dict[str, Any]:
@@ -188,18 +189,31 @@ def _describe(source: Any) -> str:
     return f"{type(source).__name__} in memory"
 
 
-def _read(sources: Mapping[str, Any], columns: Mapping[str, str] | None) -> pa.Table:
+def _read(sources: Mapping[str, Any], config: TrainJobConfig) -> pa.Table:
     skipped: list[Problem] = []
+    unused: dict[str, None] = {}
     tables: list[pa.Table] = []
+    options: Any = {
+        "columns": config.columns,
+        "skipped": skipped.append,
+        "unused": lambda names: unused.update(dict.fromkeys(names)),
+    }
+    shown = []
     for name, source in sources.items():
         if not isinstance(source, str | Path):
-            tables += read_memory(source, name, columns, skipped=skipped.append)
+            tables += read_memory(source, name, **options)
         elif str(source).startswith(HUB_PREFIX):
-            for file in fetch_hub_dataset(str(source)):
-                tables += read(file, columns, name=f"{source}/{file.name}", skipped=skipped.append)
+            name = str(source)
+            for file in fetch_hub_dataset(name):
+                tables += read(file, name=f"{name}/{file.name}", **options)
         else:
             path = to_data_path(source)
-            tables += read(path, columns, name=display_path(path, Path.cwd()), skipped=skipped.append)
+            name = display_path(path, Path.cwd())
+            tables += read(path, name=name, **options)
+        shown.append(name)
+    if left := [column for column in unused if column not in columns_read(config.train)]:
+        more = f" and {len(shown) - 1:,} more" if len(shown) > 1 else ""
+        log.warning("  %s", unused_columns_note(shown[0] + more, left, config.columns, "`columns`"))
     if skipped:
         log.warning("  left out: %d records; the first: %s", len(skipped), skipped[0].error())
     return concat(tables)

@@ -265,3 +265,12 @@ def can_change_on_resume(key: str) -> bool:
 
 def _is_below(key: str, sections: Sequence[str]) -> bool:
     return any(key == section or key.startswith(f"{section}.") for section in sections)
+
+
+def columns_read(config: TrainConfig) -> set[str]:
+    """Returns the columns of a file besides prompt and answer that a training reads."""
+    names = {config.weight, config.surgery.task_column, curriculum_difficulty(config.phases)}
+    names |= {phase.mix_by for phase in config.phases if phase.mix is not None}
+    names |= {"margin"} if config.spec.margins else set()
+    names |= {"label"} if config.spec.shape in ("labelled", "class") else set()
+    return {name for name in names if name is not None}

@@ -28,7 +28,7 @@ from posttrain.train.monitor.meter import DecoderSize, training_flops
 from posttrain.train.objectives.build import objective_class, record_shape
 from posttrain.train.shape import trained_config
 from posttrain.train.standalone import TrainJobConfig
-from posttrain.train.training_set import ANY_LENGTH, require_fitting
+from posttrain.train.training_set import ANY_LENGTH, different_answers, require_fitting
 
 
 @dataclass(frozen=True)
@@ -201,6 +201,8 @@ def _plan_phases(
         return plans, [], count_step_tasks(train)
     shape = record_shape(train, records)
     encoder = load_encoder(source, settings.task)
+    if shape == "pair":
+        records = records.filter(pa.array(different_answers(records)))
     if train.too_long == "drop":
         whole, _ = encode(encoder, records, ANY_LENGTH, shape)
         fits = [max(len(sequence.ids) for sequence in unit) <= train.max_length for unit in whole]

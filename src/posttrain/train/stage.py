@@ -78,10 +78,10 @@ def train(
         ``max_length``), ``cut_records`` (their ids), ``steps``, ``skipped_steps`` (those whose gradient was left out:
         float16 overflowed, or the monitor decided so), ``tokens``, ``supervised_tokens``, ``first_loss``,
         ``last_loss`` (mean of the last epoch; both None if not finite), ``decisions`` (of the monitor); with pruning
-        ``pruning`` (`posttrain.train.pruning.pruning_report`); ``never_met`` (ids of
-        records that phases or a curriculum left out); ``weightless`` (ids of records of weight 0); ``too_long`` (ids of
-        records that `train.too_long` left out); with a mix ``mixes`` (uses of each
-        kind, as in `posttrain.train.data.mix.mix_counts`); with gates ``ranks`` (by module, as `train.lora.ranks`).
+        ``pruning`` (`posttrain.train.pruning.pruning_report`); ids of records in ``never_met`` (phases or a curriculum
+        left them out), ``weightless`` (of weight 0), ``too_long`` (`train.too_long` left them out) and ``identical``
+        (pairs of two equal answers); with a mix ``mixes`` (uses of each kind, as in
+        `posttrain.train.data.mix.mix_counts`); with gates ``ranks`` (by module, as `train.lora.ranks`).
 
     Raises:
         UserError: if there is nothing to train on, or a record cannot be used.
@@ -172,8 +172,9 @@ def _summarise(trainer: Trainer, data: TrainingSet, steps: Sequence[StepValues])
         "never_met": ("never met", [units.record_ids[row] for row in np.flatnonzero(seen == 0)]),
         "too_long": ("left out, longer than train.max_length", data.too_long),
         "weightless": ("left out for their weight of 0", data.weightless),
+        "identical": ("left out, as both answers are the same", data.identical),
     }
-    total = len(units) + len(data.too_long) + len(data.weightless)
+    total = len(units) + len(data.too_long) + len(data.weightless) + len(data.identical)
     for message, ids in left_out.values():
         if ids:
             log.warning("  %s: %d of %d records", message, len(ids), total)

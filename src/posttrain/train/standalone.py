@@ -282,10 +282,10 @@ def _check_answers(records: pa.Table) -> None:
 
 
 def _count_thumbs_down(records: pa.Table) -> int:
-    """Counts the records whose answer is marked as a bad one, as kto reads them."""
+    """Counts the records whose answer is marked as a bad one, but for 0, which may be the number of a class."""
     # Parsed only where the text has both words: most records have another meta or none.
-    marked = [meta for meta in records["meta"].to_pylist() if meta and '"label"' in meta and "false" in meta]
-    return sum(json.loads(meta).get("label") is False for meta in marked)
+    marked = [meta for meta in records["meta"].to_pylist() if meta and '"label"' in meta and "false" in meta.lower()]
+    return sum(str(json.loads(meta).get("label")).strip().lower() == "false" for meta in marked)
 
 
 def _write_config(out: Path, config: TrainJobConfig) -> None:

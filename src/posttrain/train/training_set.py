@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from posttrain.models.shape import read_config
 from posttrain.models.task import TaskConfig
@@ -14,7 +15,7 @@ from posttrain.train.config import TrainConfig, training_phases
 from posttrain.train.data.compatibility import check_model
 from posttrain.train.data.config import DIFFICULTY_KEY, curriculum_difficulty
 from posttrain.train.data.encoding import load_encoder
-from posttrain.train.data.record_columns import RecordColumns
+from posttrain.train.data.record_columns import RecordColumns, row_error
 from posttrain.train.data.token_set import TokenSet
 from posttrain.train.data.tokenise import tokenise
 from posttrain.train.objectives.build import record_shape
@@ -58,12 +59,14 @@ class TrainingSet:
         records: the records; their weights are above 0 and 1 in the mean.
         weightless: ids of the records of weight 0, which are left out.
         too_long: ids of the records that are left out as they are longer than ``max_length``.
+        identical: ids of the pairs that are left out as both answers are the same.
     """
 
     units: TokenSet
     records: TrainingRecords
     weightless: list[str]
     too_long: list[str]
+    identical: list[str]
 
 
 def read_training_set(
@@ -91,14 +94,17 @@ def read_training_set(
     """
     if records.num_rows == 0:
         raise UserError("there is no labelled record to train on")
-    read = _read_records(config, records, difficulties, weights)
+    read, identical = _read_records(config, records, difficulties, weights), list[str]()
     shape, encoder = record_shape(config, records), load_encoder(source, task)
     folder, processes = scratch / "tokens", config.loader.processes
     too_long: list[str] = []
     weightless: list[str] = []
+    if shape == "pair":
+        # Reading skips these; steps that rewrite records can make more.
+        read, identical = read.split(different_answers(records))
     if config.too_long == "drop":
         # Whole first: the length of a record is known when it is tokenised.
-        whole = tokenise(encoder, records, ANY_LENGTH, shape, folder, processes)
+        whole = tokenise(encoder, read.table, ANY_LENGTH, shape, folder, processes)
         fits = whole.longest <= config.max_length
         require_fitting(int(fits.sum()), len(fits), config.max_length)
         read, too_long = read.split(fits)
@@ -111,7 +117,19 @@ def read_training_set(
         read = replace(read, weights=weights[used] / weights[used].mean())
     units = tokenise(encoder, read.table, config.max_length, shape, folder, processes)
     check_model(read_config(source), encoder.chat.tokenizer, units, read.table)
-    return TrainingSet(units, read, weightless, too_long)
+    return TrainingSet(units, read, weightless, too_long, identical)
+
+
+def different_answers(records: pa.Table) -> np.ndarray:
+    """Returns bool [R], False for pairs of two equal answers.
+
+    Raises:
+        UserError: all are.
+    """
+    different = pc.not_equal(records["completion"], records["rejected"]).fill_null(True).to_numpy()
+    if not different.any():
+        raise row_error(records, 0, "its chosen and its rejected answer are the same, as in all others")
+    return np.asarray(different)
 
 
 def _read_records(

@@ -209,7 +209,30 @@ BAD = [
         None,
         "a.csv:3: the answer is NaN, which is not text but a missing number",
     ),
-    ("a.jsonl", jsonl({"prompt": "a", "completion": "nan"}), None, "a.jsonl:1: the answer is nan, which is not text"),
+    (
+        "a.jsonl",
+        jsonl({"conversations": [{"from": "human", "value": "a"}, {"from": "function_call", "value": "{}"}]}),
+        None,
+        "a.jsonl:1: turn 2 of `conversations` calls a tool (`function_call`), which records cannot hold; leave such",
+    ),
+    (
+        "a.jsonl",
+        jsonl({"prompt": "a", "history": "b"}),
+        None,
+        "a.jsonl:1: `history` is not a list of earlier questions",
+    ),
+    (
+        "a.jsonl",
+        jsonl({"system": "a", "messages": [{"role": "system", "content": "b"}, {"role": "user", "content": "c"}]}),
+        None,
+        "a.jsonl:1: the column `system` and the system turn of the conversation differ; keep one of them",
+    ),
+    (
+        "a.jsonl",
+        jsonl({"prompt": "a", "completion": "b", "system": 3}),
+        None,
+        "a.jsonl:1: `system` is not text but int",
+    ),
     ("a.jsonl", jsonl({"a\nb" * 100: 1}), None, "a.jsonl:1: the columns a ba ba b"),
     ("a.jsonl", jsonl({"prompt": {"a": "b" * 10_000}}), None, 'a.jsonl:1: `prompt` is not text but dict {"a": "bbb'),
     ("a.jsonl", jsonl({}), COLUMNS, "a.jsonl:1: there is no column `text`; the columns are (none)"),
@@ -266,9 +289,14 @@ def test_nan_labels_raise(tmp_path: Path) -> None:
         (2, "NaN"),
         (3, "no answer"),
     ]
-    pyarrow.parquet.write_table(pa.table({"prompt": ["a", "b"], "completion": ["c", "NaN"]}), tmp_path / "a.parquet")
-    with pytest.raises(UserError, match=r"^a\.parquet:2: the answer is NaN"):
-        list(read(tmp_path / "a.parquet", name="a.parquet"))
+
+
+def test_nan_is_a_text_where_the_format_has_null(tmp_path: Path) -> None:
+    rows = [{"prompt": "Min Nan", "completion": "nan"}, {"prompt": "not a number", "completion": "NaN"}]
+    (tmp_path / "a.jsonl").write_bytes(jsonl(*rows))
+    pyarrow.parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    for name in ("a.jsonl", "a.parquet"):
+        assert concat(list(read(tmp_path / name)))["completion"].to_pylist() == ["nan", "NaN"]
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])

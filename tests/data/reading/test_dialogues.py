@@ -30,7 +30,6 @@ def read_first(path: Path) -> dict[str, Any]:
     [
         (" Here.", " No.", "Here.", "No."),
         (" Here.\n\nAssistant: And there.", " No.", "Here.\n\nAnd there.", "No."),
-        (" Same.", " Same.", "Same.", "Same."),
     ],
 )
 def test_the_common_beginning_is_the_prompt(

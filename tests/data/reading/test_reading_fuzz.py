@@ -5,6 +5,8 @@ import io
 import json
 import re
 from dataclasses import dataclass
+from functools import partial
+from operator import ne
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +222,8 @@ def tables(draw: st.DrawFn) -> pa.Table:
         prompt = None if shape == "text" else draw(PROMPTS)
         text = draw(TEXTS) if shape == "text" else None
         completion = draw(TEXTS if shape == "preference" else st.none() | TEXTS) if shape != "text" else None
-        rejected = draw(TEXTS) if shape == "preference" else None
+        # Reading skips pairs of equal answers.
+        rejected = draw(TEXTS.filter(partial(ne, completion))) if shape == "preference" else None
         id, input_id = content_ids(prompt, completion, rejected, text)
         meta = draw(st.dictionaries(st.sampled_from("abc"), st.integers() | TEXTS, max_size=2))
         row = {"id": id, "input_id": input_id, "prompt": prompt, "completion": completion, "rejected": rejected}

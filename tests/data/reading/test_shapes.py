@@ -1,5 +1,6 @@
 """Every shape in every format becomes the same records."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
-from posttrain.data.reading.reader import read
+from posttrain.data.reading.memory import read_memory
+from posttrain.data.reading.reader import check_file, read
+from posttrain.data.reading.rows import Problem
 from posttrain.data.records.record import RECORD, concat
 from posttrain.store.errors import UserError
 
@@ -54,16 +57,23 @@ def read_row(folder: Path, row: dict[str, Any], columns: dict[str, str] | None =
             "No.",
         ),
         (
-            {"chosen": [SYSTEM, USER, ANSWER], "rejected": [SYSTEM, USER, ANSWER]},
+            {"chosen": [SYSTEM, USER, ANSWER], "rejected": [SYSTEM, USER, {**ANSWER, "content": "No."}]},
             [SYSTEM, USER],
             "Here.",
-            "Here.",
+            "No.",
         ),
         ({"instruction": "Where is it?", "input": "", "output": "Here."}, [USER], "Here.", None),
         (
             {"instruction": "Where is it?", "input": "A box.", "output": "Here."},
             [{"role": "user", "content": "Where is it?\n\nA box."}],
             "Here.",
+            None,
+        ),
+        ({"messages": [{**SYSTEM, "role": "developer"}, USER, ANSWER]}, [SYSTEM, USER], "Here.", None),
+        (
+            {"conversations": [{"from": "developer", "value": "Be kind."}, {"from": "human", "value": "Where is it?"}]},
+            [SYSTEM, USER],
+            None,
             None,
         ),
         (
@@ -226,3 +236,90 @@ def test_a_mapped_column_without_a_place_in_any_shape_raises(
         UserError, match=r":1: `columns` maps only \w+, and the columns .* are not a shape that we know; map"
     ):
         read_row(tmp_path, row, columns)
+
+
+def test_map_columns_and_bytes_become_json(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "text": ["a", "b"],
+            "scores": pa.array([[("x", 1), ("y", 2)], None], pa.map_(pa.string(), pa.int64())),
+            "raw": pa.array([b"caf\xc3\xa9", b"\xff\x00"], pa.binary()),
+        }
+    )
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    metas = [json.loads(meta) for meta in concat(list(read(tmp_path / "a.parquet")))["meta"].to_pylist()]
+    assert metas == [{"scores": {"x": 1, "y": 2}, "raw": "caf\u00e9"}, {"scores": None, "raw": "/wA="}]
+
+
+def test_a_map_that_repeats_a_key_is_refused(tmp_path: Path) -> None:
+    table = pa.table({"text": ["a"], "scores": pa.array([[("x", 1), ("x", 2)]], pa.map_(pa.string(), pa.int64()))})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"a\.parquet:1: a value of rows 1 to 1 cannot be read"):
+        list(read(tmp_path / "a.parquet"))
+
+
+def class_label_schema(names: Any) -> pa.Schema:
+    """The schema as `datasets` writes it for a ClassLabel."""
+    features = {"text": {"dtype": "string", "_type": "Value"}, "intent": {"names": names, "_type": "ClassLabel"}}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    return pa.schema([("text", pa.string()), ("intent", pa.int64())], metadata=metadata)
+
+
+def test_class_labels_are_read_by_their_names(tmp_path: Path) -> None:
+    table = pa.table({"text": ["a", "b", "c", "d"], "intent": [1, 0, -1, None]}, class_label_schema(["no", "yes"]))
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    with pa.ipc.new_stream(str(folder / "a.arrow"), table.schema) as stream:
+        stream.write_table(table)
+    columns = {"prompt": "text", "completion": "intent"}
+    for path in (tmp_path / "a.parquet", folder):
+        assert concat(list(read(path, columns)))["completion"].to_pylist() == ["yes", "no", None, None]
+    assert concat(list(read_memory(table, "data", columns)))["completion"].to_pylist() == ["yes", "no", None, None]
+
+
+@pytest.mark.parametrize("names", [None, [], [1, 2]])
+def test_other_metadata_leaves_numbers_as_they_are(tmp_path: Path, names: Any) -> None:
+    table = pa.table({"text": ["a"], "intent": [1]}, class_label_schema(names))
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    assert concat(list(read(tmp_path / "a.parquet")))["meta"].to_pylist() == ['{"intent": 1}']
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_the_delimiter_is_detected(tmp_path: Path, delimiter: str, suffix: str) -> None:
+    rows = [("prompt", "completion, or label"), ("a; b, c", "x\ty"), ('d"', "1,5"), ("e\nf; g\n\n;h", "z")] * 4
+    path = tmp_path / f"a{suffix}"
+    with path.open("w", newline="") as file:
+        csv.writer(file, delimiter=delimiter).writerows([rows[0], *(row for row in rows if row != rows[0])])
+    records = concat(list(read(path, {"prompt": "prompt", "completion": "completion, or label"})))
+    assert [turns[0]["content"] for turns in records["prompt"].to_pylist()] == ["a; b, c", 'd"', "e\nf; g\n\n;h"] * 4
+    assert records["completion"].to_pylist() == ["x\ty", "1,5", "z"] * 4
+
+
+def test_semicolons_in_texts_do_not_change_the_delimiter(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("text\na;b\nc;d\n")
+    assert concat(list(read(path)))["text"].to_pylist() == ["a;b", "c;d"]
+    path.write_text("prompt,completion\na;b,c;d\ne;f\n")
+    with pytest.raises(UserError, match=r"a\.csv:3: 1 fields where the header names 2"):
+        list(read(path))
+
+
+def test_identical_preference_pairs_are_skipped_and_counted(tmp_path: Path) -> None:
+    turns = [USER, ANSWER]
+    rows = [
+        {"prompt": "a", "chosen": "b", "rejected": "b"},
+        {"prompt": "a", "chosen": "b", "rejected": "c"},
+        {"prompt": [USER], "chosen": turns, "rejected": turns},
+    ]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    skipped: list[Problem] = []
+    assert concat(list(read(path, skipped=skipped.append)))["line"].to_pylist() == [2]
+    problems = check_file(path)
+    assert [(problem.line, problem.kind, problem.blocking) for problem in problems] == [
+        (1, "identical answers", False),
+        (3, "identical answers", False),
+    ]
+    assert skipped == problems

@@ -51,7 +51,8 @@ contents: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "prompt": st.fixed_dictionaries({"prompt": single | several, "completion": answers}),
     "preference": st.fixed_dictionaries(
         {"prompt": single | several, "completion": answer_texts, "rejected": answer_texts}
-    ),
+        # Reading skips pairs of equal answers.
+    ).filter(lambda pair: pair["completion"] != pair["rejected"]),
     "text": st.fixed_dictionaries({"text": nonblank_texts}),
 }
 

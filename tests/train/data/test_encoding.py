@@ -1,6 +1,7 @@
 """Records as token ids under each shape, and records that cannot be used."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -113,13 +114,35 @@ def test_only_the_answers_of_a_pair_are_learned() -> None:
     assert (result.target, result.cut) == (-1, False)
 
 
-@pytest.mark.parametrize("label", [True, False])
-def test_the_label_of_an_answer_is_the_target(label: bool) -> None:
+@pytest.mark.parametrize("text", ["plain", "plain<|end|>", "<|pad|>plain<|end|><|end|>", "one<|end|>two<|end|>"])
+@pytest.mark.parametrize("template", ["$A", "$A <|end|>", "<|pad|> $A", "<|pad|> $A <|end|>"])
+def test_a_text_ends_once_whatever_the_tokenizer_adds(text: str, template: str) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    source = encoder()
+    tokenizer = source.chat.tokenizer
+    tokenizer.bos_token = "<|pad|>"  # any token that is not the last one
+    marks = [(mark, tokenizer.convert_tokens_to_ids(mark)) for mark in ("<|pad|>", "<|end|>")]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=marks)
+    (sequence,) = build_example(source, record(prompt=None, text=text), 99, "completion").unit
+    body = re.sub(r"(<\|end\|>)+$", "", text.removeprefix("<|pad|>"))
+    begins = "<|pad|>" in text + template
+    assert tokenizer.decode(sequence.ids) == ("<|pad|>" if begins else "") + body + "<|end|>"
+    assert all(sequence.supervised)
+
+
+@pytest.mark.parametrize(
+    ("label", "target"),
+    [(True, 1), (False, 0), (1, 1), (0, 0), (1.0, 1), ("true", 1), ("False", 0), (" TRUE ", 1), ("1", 1), ("0", 0)],
+)
+def test_the_label_of_an_answer_is_the_target(label: Any, target: int) -> None:
     result = build_example(encoder(), record(completion="x", meta={"label": label}), 99, "labelled")
-    assert (decode_parts(*result.unit), result.target) == (("<|user|>hi<|end|><|assistant|>", "x<|end|>"), int(label))
+    assert (decode_parts(*result.unit), result.target) == (("<|user|>hi<|end|><|assistant|>", "x<|end|>"), target)
 
 
-@pytest.mark.parametrize("values", [{"completion": "b"}, {"meta": {"label": 1}}])
+@pytest.mark.parametrize(
+    "values", [{"completion": "b"}, {"meta": {"label": 1}}, {"meta": {"label": "1"}}, {"meta": {"label": "b"}}]
+)
 def test_a_class_is_predicted_at_the_end_of_the_prompt(values: dict[str, Any]) -> None:
     result = build_example(encoder(labels=["a", "b"]), record(**values), 99, "class")
     assert (decode_parts(*result.unit), result.target) == (("<|user|>hi<|end|><|assistant|>", "<|end|>"), 1)
@@ -133,12 +156,13 @@ def test_a_class_is_predicted_at_the_end_of_the_prompt(values: dict[str, Any]) -
         ({"completion": "x"}, "pair", "it is not a pair of a chosen and a rejected answer"),
         ({"completion": "x", "rejected": "x"}, "pair", "its chosen and its rejected answer are the same"),
         ({"completion": "x"}, "labelled", "not an answer with a label true or false; give it a column `label`"),
-        ({"completion": "x", "meta": {"label": 1}}, "labelled", "not an answer with a label true or false"),
+        ({"completion": "x", "meta": {"label": "good"}}, "labelled", "its label `good` is neither true nor false"),
+        ({"completion": "x", "meta": {"label": 2}}, "labelled", "its label `2` is neither true nor false"),
         ({"meta": {"label": True}}, "labelled", "not an answer with a label true or false"),
         ({"completion": "lone"}, "class", "no label `lone` in task.labels; did you mean `loan`?"),
         ({"meta": {"label": 2}}, "class", "label 2 is out of range, task.labels has 2"),
         ({"meta": {"label": -1}}, "class", "label -1 is out of range, task.labels has 2"),
-        ({"meta": {"label": "loan"}}, "class", "it has no label"),
+        ({"meta": {"label": "loans"}}, "class", "it has no label"),
         ({}, "class", "it has no label"),
         ({"prompt": None, "completion": "loan"}, "class", "it has no text to classify"),
         ({"prompt": None, "text": "\u0000"}, "completion", "none of its tokens is learned"),

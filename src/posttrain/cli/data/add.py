@@ -21,6 +21,7 @@ from posttrain.cli.workspace import (
 from posttrain.data.config import DataConfig
 from posttrain.data.feedback.entries import KINDS
 from posttrain.data.feedback.ingest import add_feedback, export_batch, ingest
+from posttrain.data.reading.columns import require_column
 from posttrain.data.reading.data_files import DataPath, display_path, expand_paths
 from posttrain.data.reading.reader import check_file as find_problems
 from posttrain.data.reading.rows import Problem, group_problems
@@ -103,6 +104,8 @@ def add(
         "workers": workers,
     }
     values["columns"] = merge_columns(values.get("columns"), column)
+    # The config's columns are those of labelled files and pools alike; an option is about these files.
+    values["optional_answers"] = not _names_answers(column)
     sources = expand_paths(values["files"], workspace.absolute())
     feedback_folder = workspace / "data" / "feedback"
     for batch in batches:
@@ -147,6 +150,11 @@ def _config_values(root: Path, name: str) -> dict[str, Any]:
         files = tests if suite.data == "test" else [suite.data]
         suites += [{"file": file, "columns": None if suite.data == "test" else suite.columns} for file in files]
     return {**recipe, "labels": config.task.with_labels_from(root).label_set, "suites": suites}
+
+
+def _names_answers(options: Sequence[str] | None) -> bool:
+    """Returns whether a ``--column`` option names the column of answers."""
+    return any(option.startswith("completion=") for option in options or ())
 
 
 def parse_step_option(text: str) -> Any:
@@ -210,10 +218,17 @@ def check(
     labels = config.task.label_set or None if config else None
     unanswered = _pool_files(config, workspace) if config else set()
     sources, problems = _expand_names(files)
+    answers = _names_answers(column)
     for file in sources:
         # The pool's answers are never read, so that a wrong one in it is not a problem.
         allowed = None if isinstance(file, Path) and file.resolve() in unanswered else labels
-        problems += find_problems(file, columns, allowed, name=display_path(file, Path()), answers=False)
+        name = display_path(file, Path())
+        problems += find_problems(file, columns, allowed, name=name, answers=False)
+        if answers and columns and not any(problem.blocking and problem.file == name for problem in problems):
+            try:
+                require_column(file, name, columns["completion"])
+            except UserError as error:
+                problems.append(Problem(name, 1, "missing column", error.what, error.fix))
     counts = Counter(problem.kind for problem in problems)
     blocking = any(problem.blocking for problem in problems)
     if json:

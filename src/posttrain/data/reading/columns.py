@@ -9,7 +9,7 @@ from typing import Any
 from posttrain.data.reading.conversion import Shape, shape_of
 from posttrain.data.reading.data_files import DataPath, has_fixed_columns
 from posttrain.data.reading.formats import read_rows
-from posttrain.data.reading.rows import Problem, Row, join_names
+from posttrain.data.reading.rows import Row, join_names
 from posttrain.store.errors import UserError, suggest
 
 PROMPT_NAMES = ("text", "message", "utterance", "query", "question", "sentence", "input", "prompt")
@@ -63,23 +63,13 @@ def detect_columns(path: DataPath, name: str, fix: str, user_columns: Mapping[st
     Raises:
         UserError: the file cannot be read, a named column is missing, or the columns could mean several things.
     """
-    rows: list[dict[str, Any]] = []
-    first_line = 1
-    for row in islice(read_rows(path, name), _SAMPLE):
-        if isinstance(row, Row):
-            first_line = first_line if rows else row.line
-            rows.append(row.values)
-        elif not rows or (isinstance(row, Problem) and row.line is None):
-            raise row.error()
-    if not rows:
-        raise UserError("the file holds no records", where=name, fix="put records into it, or name another file")
+    rows, first_line = _sample(path, name)
     names = list(rows[0])
     user_columns = dict(user_columns or {})
     where = f"{name}:{1 if has_fixed_columns(path) else first_line}"
     for column in user_columns.values():
         if column not in names:
-            what = f"there is no column `{column}`; the columns are {join_names(names)}"
-            raise UserError(what, where=where, fix=suggest(column, names, listed=False))
+            raise _missing_column(column, names, where)
     shape = shape_of(names)
     if not user_columns and shape is not None and (shape.name not in _ANSWERLESS or _ANSWERS.get(shape.name) in names):
         return Columns(names, shape, None)
@@ -93,6 +83,42 @@ def detect_columns(path: DataPath, name: str, fix: str, user_columns: Mapping[st
         what = f"cannot tell prompts and answers apart in the columns {join_names(names)}"
         raise UserError(what, where=where, fix=fix)
     return Columns(names, None, {"prompt": prompt, "completion": answer})
+
+
+def require_column(path: DataPath, name: str, column: str) -> None:
+    """Checks that a record among the first ones has a column that other files may lack.
+
+    Raises:
+        UserError: none has it, or the file cannot be read.
+    """
+    rows, first_line = _sample(path, name)
+    names = list(dict.fromkeys(column for row in rows for column in row))
+    if column not in names:
+        raise _missing_column(column, names, f"{name}:{1 if has_fixed_columns(path) else first_line}")
+
+
+def _sample(path: DataPath, name: str) -> tuple[list[dict[str, Any]], int]:
+    """Returns the first rows of a file, and the line of the first.
+
+    Raises:
+        UserError: there are none, or the file cannot be read.
+    """
+    rows: list[dict[str, Any]] = []
+    first_line = 1
+    for row in islice(read_rows(path, name), _SAMPLE):
+        if isinstance(row, Row):
+            first_line = first_line if rows else row.line
+            rows.append(row.values)
+        elif not rows or row.line is None:
+            raise row.error()
+    if not rows:
+        raise UserError("the file holds no records", where=name, fix="put records into it, or name another file")
+    return rows, first_line
+
+
+def _missing_column(column: str, names: Collection[str], where: str) -> UserError:
+    what = f"there is no column `{column}`; the columns are {join_names(names)}"
+    return UserError(what, where=where, fix=suggest(column, names, listed=False))
 
 
 def is_closed_set(answers: Counter[str]) -> bool:

@@ -1,5 +1,6 @@
 """Recognises the shape of a file's rows by their columns, and converts them to records."""
 
+import base64
 import hashlib
 import json
 import math
@@ -21,6 +22,7 @@ from posttrain.data.reading.messages import (
     convert_prompt,
     convert_sharegpt,
     convert_text,
+    with_context,
 )
 from posttrain.data.reading.request_log import LOG_COLUMNS, parse_request_log
 from posttrain.data.reading.rows import (
@@ -50,7 +52,9 @@ _NAN = ("nan", "NaN", "NAN")
 _ID_LINE_BITS = 40
 
 
-TARGETS = ("prompt", "completion", "chosen", "rejected", "text", "messages", "conversations", "group")
+TARGETS = (
+    "prompt", "completion", "chosen", "rejected", "text", "messages", "conversations", "system", "history", "group",
+)  # fmt: skip
 """The names to which the config can map a column."""
 
 
@@ -76,12 +80,22 @@ SHAPES = (
         ("id", "input_id", "prompt", "completion", "rejected", "text", "source", "line"),
         convert_export,
     ),
-    Shape("preference", ("chosen", "rejected"), ("prompt", "chosen", "rejected"), convert_preference),
+    Shape(
+        "preference",
+        ("chosen", "rejected"),
+        ("prompt", "chosen", "rejected", "system", "history"),
+        with_context(convert_preference),
+    ),
     *(Shape("request log", ("messages", answer), LOG_COLUMNS, parse_request_log) for answer in ("choices", "error")),
-    Shape("messages", ("messages",), ("messages",), convert_messages),
-    Shape("ShareGPT", ("conversations",), ("conversations",), convert_sharegpt),
-    Shape("Alpaca", ("instruction",), ("instruction", "input", "output"), convert_alpaca),
-    Shape("prompt", ("prompt",), ("prompt", "completion"), convert_prompt),
+    Shape("messages", ("messages",), ("messages", "system"), with_context(convert_messages)),
+    Shape("ShareGPT", ("conversations",), ("conversations", "system"), with_context(convert_sharegpt)),
+    Shape(
+        "Alpaca",
+        ("instruction",),
+        ("instruction", "input", "output", "system", "history"),
+        with_context(convert_alpaca),
+    ),
+    Shape("prompt", ("prompt",), ("prompt", "completion", "system", "history"), with_context(convert_prompt)),
     Shape("text", ("text",), ("text",), convert_text),
     *(
         Shape("request log", (request, answer), LOG_COLUMNS, parse_request_log)
@@ -107,6 +121,7 @@ class RecordConverter:
     Attributes:
         shape: the shape of the records so far; None before the first.
         records: the number of records so far.
+        unused: the columns that only ``meta`` keeps, without ``id`` and ``meta`` itself.
         user_ids: the ids that the file gives to its records.
     """
 
@@ -129,6 +144,7 @@ class RecordConverter:
         self._line = 0
         self._names: tuple[str, ...] | None = None
         self._others: list[str] = []
+        self.unused: dict[str, None] = {}
         self.user_ids = UserIds()
 
     def __call__(self, rows: Iterable[Row | Problem]) -> Iterator[Record | Problem]:
@@ -151,11 +167,6 @@ class RecordConverter:
                 yield self._record(row, values)
             except InvalidRecord as bad:
                 yield self._problem(bad, row.line)
-
-    @property
-    def unused(self) -> list[str]:
-        """The columns of the last row that only ``meta`` keeps, without ``id`` and ``meta`` itself."""
-        return [column for column in self._others if column not in ("id", "meta")]
 
     def _problem(self, bad: InvalidRecord, line: int) -> Problem:
         return Problem(self.source, line, bad.kind, bad.message, bad.fix, bad.blocking)
@@ -196,6 +207,7 @@ class RecordConverter:
         names = [name for name in (*shape.uses, "group") if name in values]
         used = {columns.get(name, name) for name in names}
         self._others = [column for column in row.values if column not in used]
+        self.unused.update(dict.fromkeys(column for column in self._others if column not in ("id", "meta")))
         self._names = tuple(row.values)
 
     def _shape_of(self, values: Record) -> Shape | None:
@@ -218,10 +230,10 @@ class RecordConverter:
         if self.shape is None:
             raise AssertionError("no row was looked at")
         content = self.shape.convert(_parse_json_turns(values) if self._cells else values)
-        # As an answer it would be learnt like any other label.
-        for answer in (content.completion, content.rejected):
+        # As an answer it would be learnt like any other label. Other formats have a null of their own.
+        for answer in (content.completion, content.rejected) if self._cells else ():
             if answer in _NAN:
-                fix = "fill it in, or leave it empty for a record without an answer"
+                fix = "fill it in, leave it empty for a record without an answer, or write JSON lines if it is meant"
                 raise InvalidRecord("NaN", f"the answer is {answer}, which is not text but a missing number", fix)
         group = _group(values["group"]) if "group" in values else None
         others = {column: row.values[column] for column in self._others}
@@ -273,7 +285,10 @@ def _suggestion(columns: Collection[str], needs: Collection[str]) -> str:
 def _parse_json_turns(values: Record) -> Record:
     """Parses the cells of a CSV row that hold lists of turns as JSON text."""
     packed = {column for column in ("prompt", "messages", "conversations") if column in values}
-    return {**values, **{column: turns_from_json(values[column]) or values[column] for column in packed}}
+    parsed: Record = {column: turns_from_json(values[column]) or values[column] for column in packed}
+    if values.get("history", "").startswith("["):
+        parsed["history"] = parse_json(values["history"])
+    return {**values, **parsed}
 
 
 def _group(value: Any) -> str | None:
@@ -303,11 +318,17 @@ def _meta(others: Record) -> str:
 
 
 def _json_value(value: Any) -> Any:
-    """Converts a value to JSON types; times, bytes and numbers that are not finite become text."""
+    """Converts a value to JSON types; times, numbers that are not finite and bytes (base64 if no text) become text."""
     if isinstance(value, dict):
         return {str(key): _json_value(inner) for key, inner in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_json_value(inner) for inner in value]
+    if isinstance(value, bytes):
+        try:
+            text = value.decode()
+        except UnicodeDecodeError:
+            text = "\0"
+        return base64.b64encode(value).decode() if "\0" in text else text
     if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return str(value)

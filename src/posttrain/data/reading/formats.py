@@ -1,8 +1,10 @@
 """Reads the rows of a file by its format: CSV, TSV, Parquet and Arrow here, JSON in `json_rows`."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -33,6 +35,11 @@ from posttrain.store.errors import UserError, shorten
 from posttrain.store.text_files import read_delimited
 
 BATCH_ROWS = 1024
+
+_DELIMITERS = (",", ";", "\t")
+
+_DELIMITER_LINES = 8
+"""Lines of a file by which its delimiter is detected."""
 
 
 def read_rows(path: DataPath, name: str) -> Rows:
@@ -78,8 +85,10 @@ def _jsonl_rows(path: DataPath, name: str) -> Rows:
 def delimited_rows(path: DataPath, name: str) -> Rows:
     """Yields the rows of a .csv or .tsv file with a header."""
     with open_file(path, name) as file:
-        delimiter = DELIMITERS[file_format(path)]
-        text = _DecodedLines(read_lines(file, name), name, delimiter)
+        lines = read_lines(file, name)
+        start = list(islice(lines, _DELIMITER_LINES))
+        delimiter = _detect_delimiter(start, DELIMITERS[file_format(path)])
+        text = _DecodedLines(chain(start, lines), name, delimiter)
         header: list[str] | None = None
         for line, cells in read_delimited(text, delimiter):
             if isinstance(cells, str):
@@ -121,6 +130,21 @@ READERS: dict[str, Callable[[DataPath, str], Rows]] = {
     ".tsv": delimited_rows,
     ".parquet": parquet_rows,
 }
+
+
+def _detect_delimiter(start: Sequence[bytes], usual: str) -> str:
+    """Returns the delimiter by which the first lines of a file have equally many columns, the usual one if it can be.
+
+    Spreadsheets save with a semicolon or a tab in many locales, whatever the suffix.
+    """
+    lines = [line.decode("utf-8", errors="replace") for line in start]
+    for delimiter in (usual, *(other for other in _DELIMITERS if other != usual)):
+        rows = [cells for _, cells in read_delimited(lines, delimiter)]
+        # The last row may span more lines than these.
+        whole = rows[:-1] if len(lines) == _DELIMITER_LINES and len(rows) > 1 else rows
+        if rows and len(rows[0]) > 1 and all(isinstance(cells, list) for cells in whole):
+            return delimiter
+    return usual
 
 
 class _DecodedLines:
@@ -247,6 +271,7 @@ def batch_rows(batches: Iterator[pa.RecordBatch], name: str) -> Rows:
     """Yields the rows of Arrow batches; their lines count from 1."""
     line = 0
     for batch in batches:
+        class_labels = _class_labels(batch.schema)
         names = batch.schema.names
         if len(set(names)) < len(names):
             message = f"a column stands there twice; the columns are {join_names(names)}"
@@ -255,11 +280,33 @@ def batch_rows(batches: Iterator[pa.RecordBatch], name: str) -> Rows:
         try:
             # Without it a damaged file would crash the process in to_pylist, or give strings that are not UTF-8.
             batch.validate(full=True)
-            values = batch.to_pylist()
-        except (ValueError, OverflowError, pa.ArrowException) as error:
+            values = batch.to_pylist(maps_as_pydicts="strict")
+            for column, labels in class_labels.items():
+                for row in values:
+                    row[column] = _class_name(row[column], labels)
+        except (ValueError, KeyError, OverflowError, pa.ArrowException) as error:
             message = f"a value of rows {line + 1:,} to {line + batch.num_rows:,} cannot be read: {error}"
             yield Problem(name, line + 1, "damaged file", message)
             return
         for row in values:
             line += 1
             yield check_row(row, name, line)
+
+
+def _class_labels(schema: pa.Schema) -> dict[str, list[str]]:
+    """Returns the names of the classes of each column that ``datasets`` stores as numbers (``ClassLabel``)."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        labels = {column: feature.get("names") for column, feature in features.items() if column in schema.names}
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
+        return {}  # other programs have metadata, too
+    return {
+        column: names
+        for column, names in labels.items()
+        if isinstance(names, list) and names and all(isinstance(name, str) for name in names)
+    }
+
+
+def _class_name(value: Any, names: list[str]) -> Any:
+    # -1 is what `datasets` writes for a class that is not known.
+    return names[value] if isinstance(value, int) and 0 <= value < len(names) else None if value == -1 else value

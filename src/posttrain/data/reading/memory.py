@@ -1,6 +1,6 @@
 """Reads records that a program holds: dictionaries, Arrow tables, DataFrames and ``datasets.Dataset``."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,12 @@ _INDEX = "__index_level_"
 
 
 def read_memory(
-    data: Any, name: str, columns: Mapping[str, str] | None = None, *, skipped: OnSkipped | None = None
+    data: Any,
+    name: str,
+    columns: Mapping[str, str] | None = None,
+    *,
+    skipped: OnSkipped | None = None,
+    unused: Callable[[list[str]], None] | None = None,
 ) -> Iterator[pa.Table]:
     """Streams records that a program holds as RECORD tables, as `posttrain.data.reading.reader.read` does a file's.
 
@@ -32,6 +37,7 @@ def read_memory(
         name: what the caller calls it, such as ``data``: the ``source`` of its records, whose ``line`` counts from 1.
         columns: column of each field, such as ``{"prompt": "question"}``.
         skipped: called with the problem of each record that is skipped, such as a failed request of a log.
+        unused: called at the end with the columns that only ``meta`` keeps.
 
     Raises:
         UserError: it is none of these, holds no records, or a record is bad; names the record's index, from 0.
@@ -52,6 +58,8 @@ def read_memory(
                     raise UserError(item.message, where=where, fix=item.fix)
                 item = replace(item, file=where, line=None)
             yield item
+        if unused is not None:
+            unused(list(conversion.unused))
         if not conversion.records:
             raise UserError("holds no records that can be used", where=name, fix="put records into it")
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,14 +10,20 @@ from posttrain.data.reading.rows import join_names
 from posttrain.data.records.record import Turn
 from posttrain.store.errors import shorten, suggest
 
-ROLES = {role: role for role in ("system", "user", "assistant", "tool")}
+ROLES = {
+    "system": "system", "user": "user", "assistant": "assistant", "tool": "tool",
+    # OpenAI's later name of the system role, and its first one of the tool's.
+    "developer": "system", "function": "tool",
+}  # fmt: skip
 
 # Collections of ShareGPT conversations differ in the names of their speakers.
 SHAREGPT_ROLES = {
-    "system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
-    "chatgpt": "assistant", "model": "assistant",
-    "tool": "tool", "observation": "tool", "function_response": "tool",
+    **ROLES, "human": "user", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant",
+    "observation": "tool", "function_response": "tool",
 }  # fmt: skip
+
+_CALLS = ("function_call", "tool_call", "tool_calls")
+"""Keys of a turn that hold the assistant's call of a tool, and roles of turns that are one."""
 
 # HH-RLHF keeps a dialogue in one string, each turn after an empty line and its speaker (Bai et al. 2022, "Training a
 # Helpful and Harmless Assistant", the published ``chosen`` and ``rejected``).
@@ -90,9 +96,12 @@ def parse_turns(
     extras: list[dict[str, Any]] = []
     for number, turn in enumerate(value, 1):
         others = {key: field for key, field in turn.items() if key not in (role_key, text_key) and field is not None}
-        if called := next((key for key in ("tool_calls", "function_call") if others.get(key)), None):
+        if called := next((key for key in _CALLS if others.get(key)), None):
             raise InvalidRecord("tool calls", f"turn {number} of `{column}` has `{called}`, which records cannot hold")
         role = turn.get(role_key)
+        if role in _CALLS:
+            message = f"turn {number} of `{column}` calls a tool (`{role}`), which records cannot hold"
+            raise InvalidRecord("tool calls", message, "leave such conversations out")
         if not isinstance(role, str) or role not in roles:
             fix = suggest(role[:100], roles) if isinstance(role, str) else f"use one of {join_names(list(roles))}"
             raise InvalidRecord("wrong role", f"turn {number} of `{column}` has the role `{preview(role)}`", fix)
@@ -190,7 +199,55 @@ def parse_dialogue_pair(chosen: str, rejected: str) -> Content:
             # HH-RLHF as published has some of these, so they do not block the file.
             raise InvalidRecord("empty answer", f"`{column}` ends in an empty answer", blocking=False)
         answers.append(rest[0]["content"])
-    return Content(check_prompt(prompt), answers[0], answers[1])
+    return Content(check_prompt(prompt), *_different(*answers))
+
+
+def _different(better: str, worse: str) -> tuple[str, str]:
+    """Returns the answers of a preference pair, which must differ: in two equal ones there is nothing to learn."""
+    if better == worse:
+        # Published sets have some of these, so they do not block the file.
+        raise InvalidRecord("identical answers", "`chosen` and `rejected` are the same", blocking=False)
+    return better, worse
+
+
+def with_context(convert: Callable[[Mapping[str, Any]], Content]) -> Callable[[Mapping[str, Any]], Content]:
+    """Has a conversion put the columns ``system`` and ``history`` before the prompt."""
+
+    def converted(values: Mapping[str, Any]) -> Content:
+        content = convert(values)
+        if content.prompt is not None and ("system" in values or "history" in values):
+            content.prompt = _add_context(content.prompt, values.get("system"), values.get("history"))
+        return content
+
+    return converted
+
+
+def _add_context(prompt: list[Turn], system: Any, history: Any) -> list[Turn]:
+    start = int(prompt[0]["role"] == "system")
+    turns = [*prompt[:start], *_parse_history(history), *prompt[start:]]
+    text = "" if system is None else parse_text(system, "system")
+    if text and not text.isspace():
+        if start and turns[0]["content"] != text:
+            message = "the column `system` and the system turn of the conversation differ"
+            raise InvalidRecord("two system messages", message, "keep one of them")
+        turns = [{"role": "system", "content": text}, *turns[start:]]
+    return check_prompt(turns)
+
+
+def _parse_history(value: Any) -> list[Turn]:
+    """Parses Alpaca's ``history``: a list of ``[question, answer]``, or of turns."""
+    if value is None or value in ([], ""):
+        return []
+    if isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+        return [
+            {"role": role, "content": parse_text(text, "history")}
+            for pair in value
+            for role, text in zip(("user", "assistant"), pair, strict=True)
+        ]
+    if isinstance(value, list) and all(isinstance(turn, Mapping) for turn in value):
+        return parse_turns(value, "history")[0]
+    fix = "write it as [[question, answer], ...], or give the column another name if it is something else"
+    raise InvalidRecord("not turns", "`history` is not a list of earlier questions and answers", fix)
 
 
 def convert_export(values: Mapping[str, Any]) -> Content:
@@ -229,7 +286,7 @@ def convert_preference(values: Mapping[str, Any]) -> Content:
         worse = parse_answer(without_prefix(prompt, right), "rejected")
     if better is None or worse is None:
         raise InvalidRecord("empty answer", f"`{'chosen' if better is None else 'rejected'}` is empty")
-    return Content(check_prompt(prompt), better, worse)
+    return Content(check_prompt(prompt), *_different(better, worse))
 
 
 def convert_alpaca(values: Mapping[str, Any]) -> Content:

@@ -1,6 +1,6 @@
 """Reads a file in any accepted format and shape as RECORD tables, or finds all its problems."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -22,6 +22,9 @@ _LINE_BITS = 40
 
 _SAMPLE_ROWS = 20
 
+_CONTEXT = ("system", "history")
+"""Fields that many files have under a longer name, such as ``system_prompt``."""
+
 
 def read(
     path: str | Path | DataPath,
@@ -31,6 +34,7 @@ def read(
     answers: bool = True,
     batch: int = BATCH_RECORDS,
     skipped: OnSkipped | None = None,
+    unused: Callable[[list[str]], None] | None = None,
 ) -> Iterator[pa.Table]:
     """Streams a file as tables of RECORD with up to ``batch`` rows, in file order.
 
@@ -41,6 +45,7 @@ def read(
         name: the name of the file in ``source`` and errors; None: ``path`` as given.
         answers: whether a mapped ``completion`` column is required (a pool may lack it).
         skipped: called with the problem of each record that is skipped, such as a failed request of a log.
+        unused: called at the end with the columns that only ``meta`` keeps.
 
     Raises:
         UserError: at once if there is no such file; on the first bad record, with file and line; the file holds no
@@ -49,7 +54,7 @@ def read(
     # Checked here, not in the generator, which would raise only when it is first read.
     if problem := access_problem(to_data_path(path), str(path) if name is None else name):
         raise problem.error()
-    items = scan_records(path, columns, name=name, answers=answers)
+    items = scan_records(path, columns, name=name, answers=answers, unused=unused)
     return record_tables(items, batch, skipped)
 
 
@@ -59,6 +64,7 @@ def scan_records(
     *,
     name: str | None = None,
     answers: bool = True,
+    unused: Callable[[list[str]], None] | None = None,
 ) -> Iterator[Record | Problem]:
     """Yields every record of a file, and a problem for each bad one; takes the arguments of `read`."""
     source = str(path) if name is None else name
@@ -66,15 +72,19 @@ def scan_records(
     cells = file_format(where) in DELIMITERS
     conversion = RecordConverter(source, columns, answers=answers, cells=cells, same_columns=has_fixed_columns(where))
     refused = left_out = 0
+    first = ""
     for item in conversion(read_rows(where, source)):
         if isinstance(item, Problem):
             refused += item.blocking
             left_out += not item.blocking
+            first = first or item.message
         yield item
+    if unused is not None:
+        unused(list(conversion.unused))
     if conversion.records or refused:
         return
     if left_out:
-        message, fix = f"none of the {left_out:,} records can be used", "name another file"
+        message, fix = f"none of the {left_out:,} records can be used (the first: {first})", "name another file"
     else:
         message, fix = "the file holds no records", "put records into it, or name another file"
     yield Problem(source, None, "empty file", message, fix)
@@ -154,19 +164,25 @@ def unused_columns(path: DataPath, name: str, columns: Mapping[str, str] | None)
     conversion = RecordConverter(
         name, columns, answers=False, cells=file_format(path) in DELIMITERS, same_columns=has_fixed_columns(path)
     )
-    unused: dict[str, None] = {}
-    for row in islice(read_rows(path, name), 1 if has_fixed_columns(path) else _SAMPLE_ROWS):
-        if isinstance(row, Row):
-            for _ in conversion([row]):
-                unused.update(dict.fromkeys(conversion.unused))
-    return list(unused)
+    rows = islice(read_rows(path, name), 1 if has_fixed_columns(path) else _SAMPLE_ROWS)
+    for _ in conversion(row for row in rows if isinstance(row, Row)):
+        pass
+    return list(conversion.unused)
 
 
-def unused_columns_note(name: str, unused: list[str], columns: Mapping[str, str] | None) -> str:
-    """Returns a line that says that columns are unused, and how to use one."""
+def unused_columns_note(
+    name: str,
+    unused: list[str],
+    columns: Mapping[str, str] | None,
+    setting: str = "`data.columns` or --column NAME=COLUMN",
+) -> str:
+    """Returns a line that says that columns are unused, and how to use one with a setting."""
     verb = "is" if len(unused) == 1 else "are"
-    free = "prompt" if columns and "prompt" not in columns else "completion"
-    how = f"`data.columns` or --column NAME=COLUMN, such as prompt=question, {free}={unused[0]}"
-    if free == "prompt":
-        how = f"`data.columns` or --column NAME=COLUMN, such as prompt={unused[0]}"
+    if role := next((role for role in _CONTEXT if any(role in column.lower() for column in unused)), None):
+        example = f"{role}={next(column for column in unused if role in column.lower())}"
+    elif columns and "prompt" not in columns:
+        example = f"prompt={unused[0]}"
+    else:
+        example = f"prompt=question, completion={unused[0]}"
+    how = f"{setting}, such as {example}"
     return f"{name}: {join_names(unused)} {verb} not used, only kept in `meta`; name what is with {how}"

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from posttrain.data.reading.messages import (
-    ROLES,
     Content,
     InvalidRecord,
     check_prompt,
@@ -24,7 +23,6 @@ from posttrain.data.records.record import Turn
 LOG_COLUMNS = ("request", "body", "messages", "response", "choices", "error")
 """The columns that are parsed; all others are kept in ``meta``."""
 
-_LOG_ROLES = {**ROLES, "developer": "system", "function": "tool"}
 _RESPONSE_FIELDS = ("id", "created", "model", "usage", "system_fingerprint", "service_tier")
 
 
@@ -114,7 +112,7 @@ def _prompt(request: Mapping[str, Any]) -> list[Turn]:
     messages = request["messages"]
     if isinstance(messages, str):
         messages = parse_json(messages)
-    return parse_turns(messages, "messages", roles=_LOG_ROLES)[0]
+    return parse_turns(messages, "messages")[0]
 
 
 def _answer(choice: Mapping[str, Any]) -> str:

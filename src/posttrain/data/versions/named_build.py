@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from posttrain.data.reading.columns import require_column
+from posttrain.data.reading.data_files import display_path, expand_paths
 from posttrain.data.split import FrozenSplits
 from posttrain.data.steps.resources import Files
 from posttrain.data.versions.build_version import STAGE, build_version
@@ -42,6 +44,9 @@ class BuildConfig(Recipe):
     files: Files = Field([], description="Files, globs, folders and URLs; added to those of the last version.")
     suites: list[Suite] = Field(
         [], description="Evaluation files that training records must not overlap with, besides held-out records."
+    )
+    optional_answers: bool = Field(
+        False, description="New files may lack the column of answers that `columns` names, as those of a pool do."
     )
     workspace: Path = Field(Path("."), description="The workspace's folder.")
     fresh: bool = Field(False, description="Start from these files alone, not from the last version's.")
@@ -90,6 +95,9 @@ def _build(config: BuildConfig, workspace: Workspace) -> Version:
     # Without files a build only makes sense for the parent's files with another recipe.
     if not config.files and parent is None:
         raise UserError("no file is named", where="files", fix="name a file of records")
+    if (answers := (config.columns or {}).get("completion")) and not config.optional_answers:
+        for file in expand_paths(config.files, workspace.root):
+            require_column(file, display_path(file, workspace.root), answers)
     recipe = _resolve_recipe(config, parent)
     with open_engine(config.engine, config.workers) as engine:
         version = build_version(

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from posttrain.models.chat import ChatTemplate, TokenizedExample
 from posttrain.models.task import TaskConfig, record_turns
-from posttrain.store.errors import UserError, suggest
+from posttrain.store.errors import UserError, shorten, suggest
 from posttrain.train.data.config import RecordShape
 
 if TYPE_CHECKING:  # torch comes with it, and processes that only tokenise need none
@@ -179,7 +179,7 @@ def _completion(encoder: ChatEncoder, record: Mapping[str, Any]) -> tuple[list[T
         raise record_error(record, "it has no answer and no text to learn", fix=fix)
     if record["completion"] is not None:
         return [encoder.chat.encode(encoder.task.turns(prompt), record["completion"])], -1
-    ids = [*encoder.chat.tokenizer(record["text"])["input_ids"], _stop_id(encoder.chat)]
+    ids = _text_ids(encoder.chat, record["text"])
     return [TokenizedExample(ids, [True] * len(ids))], -1
 
 
@@ -198,10 +198,14 @@ def _pair(encoder: ChatEncoder, record: Mapping[str, Any]) -> tuple[list[Tokeniz
 
 
 def _labelled(encoder: ChatEncoder, record: Mapping[str, Any]) -> tuple[list[TokenizedExample], int]:
-    label = _meta(record).get("label")
-    if not record_turns(record) or record["completion"] is None or not isinstance(label, bool):
+    meta = _meta(record)
+    label = parse_thumb(meta.get("label"))
+    if not record_turns(record) or record["completion"] is None or label is None:
         fix = "give it a column `label`, true where the answer is desirable and false where it is not"
-        raise record_error(record, "it is not an answer with a label true or false", fix=fix)
+        what = "it is not an answer with a label true or false"
+        if meta.get("label") is not None and label is None:
+            fix, what = "write true or false", f"its label `{shorten(str(meta['label']))}` is neither true nor false"
+        raise record_error(record, what, fix=fix)
     return [_encode_answer(encoder, record, record["completion"])], int(label)
 
 
@@ -241,6 +245,10 @@ def _label_index(task: TaskConfig, record: Mapping[str, Any]) -> int:
             raise record_error(record, f"no label `{answer}` in task.labels", fix=suggest(answer, labels))
         return labels.index(answer)
     number = _meta(record).get("label")
+    if isinstance(number, str):
+        if number in labels:  # such as a ClassLabel of `datasets`
+            return labels.index(number)
+        number = int(number) if number.strip().isdecimal() else None  # CSV has no types
     # True is an int in Python, and would be class 1.
     if not isinstance(number, int) or isinstance(number, bool):
         raise record_error(record, "it has no label", fix="give it a completion, or a column `label` with its number")
@@ -253,9 +261,33 @@ def _label_index(task: TaskConfig, record: Mapping[str, Any]) -> int:
     return number
 
 
+def parse_thumb(label: Any) -> bool | None:
+    """Returns whether a ``label`` marks an answer as desirable; None if it says neither.
+
+    CSV has no types, and programs write truth as a number, too.
+    """
+    return {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}.get(
+        str(label).strip().lower()
+    )
+
+
 def _meta(record: Mapping[str, Any]) -> dict[str, Any]:
     meta: dict[str, Any] = json.loads(record.get("meta") or "{}")
     return meta
+
+
+def _text_ids(chat: ChatTemplate, text: str) -> list[int]:
+    """Returns the tokens of a plain text and one stop token.
+
+    Some tokenizers write the marks of a text's beginning and end themselves, and some texts hold them.
+    """
+    ids, stop, begin = list(chat.tokenizer(text)["input_ids"]), _stop_id(chat), chat.tokenizer.bos_token_id
+    while ids and ids[-1] == stop:
+        ids.pop()
+    first = 0
+    while begin is not None and ids[first : first + 2] == [begin, begin]:
+        first += 1
+    return [*ids[first:], stop]
 
 
 def _stop_id(chat: ChatTemplate) -> int:

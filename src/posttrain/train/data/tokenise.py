@@ -37,7 +37,7 @@ log = logging.getLogger("posttrain")
 
 _KIND = "tokens"
 
-FORMAT = 3
+FORMAT = 4
 """Raised by hand when other bytes are written for the same records."""
 
 _BLOCK_RECORDS = 512
