@@ -126,3 +126,22 @@ def test_suites_and_the_file_of_answers_are_read(root: Path, posttrain: Call) ->
     files = posttrain("config", "check", "-w", root, "--json").json["files"]
     assert [(file["role"], file["records"]) for file in files[3:]] == [("suite hard", 1), ("answers", 20)]
     assert files[3]["columns"] == ["q", "a"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "note"),
+    [
+        ("gain.accuracy.low > -0.1", True),
+        ("accuracy >= 0.5", False),
+        ("gain.accuracy.low > 0", False),  # only a better candidate passes, however many records there are
+        ("gain.accuracy.low > -0.5", False),
+    ],
+)
+def test_a_rule_that_the_test_set_cannot_decide_is_named(root: Path, posttrain: Call, rule: str, note: bool) -> None:
+    """An equal candidate of whom 10 records tell too little is refused for ever."""
+    config = yaml.safe_load((root / "posttrain.yaml").read_text())
+    (root / "posttrain.yaml").write_text(yaml.safe_dump({**config, "gate": {"deploy": [rule]}}))
+    outcome = posttrain("config", "check", "-w", root)
+    assert outcome.code == 0
+    assert ("10 records of suite test are too few, 40 are enough where no answer differs" in outcome.out) is note
+    assert ("gate.deploy" in outcome.out) is note

@@ -298,7 +298,8 @@ def test_metric_names_of_a_config_are_those_of_its_results(
     assert flat["safety"] == flat["safety.accuracy"]
     assert flat["fluency"] == flat["fluency.perplexity"]
     gains = flat_gains(paired_gains(results, results, config.bootstrap, seed=0))
-    assert set(gains.values()) == {0.0}
+    assert {value for name, value in gains.items() if not name.endswith((".low", ".high"))} == {0.0}
+    assert all(gains[f"{name}.low"] < 0 < gains[f"{name}.high"] for name in gains if f"{name}.low" in gains)
     latency = {"latency_p50", "latency_p90", "latency_p99"}
     names = set(flat) | latency
     expected = names | {f"champion.{name}" for name in names} | {f"baseline.{name}" for name in names} | set(gains)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
-from posttrain.evaluate.bootstrap import Interval
+from posttrain.evaluate.paired_interval import Interval
 from posttrain.inspect.random_baseline import Comparison, check_random_loop, compare_with_random, run_random_loop
 from posttrain.loop.config import load_config
 from posttrain.loop.history import CandidateResult, candidate_results, champion_results
@@ -104,7 +104,7 @@ def _results(*values: float) -> tuple[CandidateResult, ...]:
     [(0.01, 0.2, "is better"), (-0.2, -0.01, "is worse"), (-0.1, 0.2, "makes no clear difference")],
 )
 def test_the_conclusion_depends_on_the_interval(low: float, high: float, verdict: str) -> None:
-    gain = Interval((low + high) / 2, low, high, 200)
+    gain = Interval((low + high) / 2, low, high, 200, 40)
     results = _results(0.2, 0.6, 0.8), _results(0.2, 0.4, 0.6)
     conclusion = Comparison("accuracy", *results, gain, 0.95, (0.79, 0.61)).conclusion
     assert verdict in conclusion
@@ -118,7 +118,7 @@ def test_the_conclusion_does_not_count_the_initial_labels() -> None:
         for values in _ACCURACIES
     ]
     conclusion = Comparison(
-        "accuracy", results[0], results[1], Interval(0.2, 0.1, 0.3, 200), 0.95, (0.8, 0.6)
+        "accuracy", results[0], results[1], Interval(0.2, 0.1, 0.3, 200, 40), 0.95, (0.8, 0.6)
     ).conclusion
     assert "with 100 labels chosen" in conclusion
     assert "The random baseline's accuracy took 50 chosen labels, 50% of its own." in conclusion

@@ -91,7 +91,8 @@ def _round(entry: dict[str, Any]) -> None:
     for name, interval in (entry["decision"] or {}).get("intervals", {}).items():
         print_line(
             f"  gain in {name}: {interval['difference']:+.4f},"
-            f" interval {interval['low']:+.4f} to {interval['high']:+.4f}, n = {interval['n']}"
+            f" interval {interval['low']:+.4f} to {interval['high']:+.4f},"
+            f" {interval['differing']:,} of {interval['n']:,} records differ"
         )
     rows = [[id, reason] for id, reason in entry["unlabelled"].items()]
     if rows:

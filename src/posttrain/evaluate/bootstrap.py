@@ -1,4 +1,4 @@
-"""Paired bootstrap intervals of candidate minus champion.
+"""The paired bootstrap: resampled means and ratios.
 
 Source: B. Efron and R. J. Tibshirani, An Introduction to the Bootstrap (1993), chapter 13 for percentile
 intervals."""
@@ -12,55 +12,34 @@ import pyarrow as pa
 from posttrain.store.errors import WorkError
 
 _BLOCK_SIZE = 4_000_000  # draws held in memory at a time
-_MAX_DISTINCT = 64  # differences up to which counts are drawn instead of records
+_MAX_DISTINCT = 64  # values up to which counts are drawn instead of records
 
 
-@dataclass(frozen=True)
-class Interval:
-    """Mean of candidate minus champion with its interval, from ``n`` pairs."""
-
-    difference: float
-    low: float
-    high: float
-    n: int
-
-
-def paired_bootstrap(
-    candidate: np.ndarray, champion: np.ndarray, *, seed: int, resamples: int = 10_000, level: float = 0.95
-) -> Interval:
-    """Computes the percentile bootstrap interval of the mean paired difference.
-
-    It is a little short for few pairs, by a factor of about sqrt(1 - 1/n).
+def resampled_means(
+    values: np.ndarray, weights: np.ndarray, n: int, *, seed: int, resamples: int = 10_000
+) -> np.ndarray:
+    """Resamples a weighted mean.
 
     Args:
-        candidate: float [N], one score a record.
-        champion: float [N], the same records in the same order.
+        values: float64 [V].
+        weights: float64 [V], how often each is drawn, in proportion.
+        n: Draws of a resample.
         seed: Seed of the resamples.
         resamples: Number of resamples.
-        level: Coverage, between 0 and 1.
 
-    Raises:
-        ValueError: if the lengths differ, there are no records or a score is not finite.
+    Returns:
+        float64 [resamples].
     """
-    # In pairs, so that what makes a record hard for both models cancels.
-    values = _differences(candidate, champion)
-    distinct, counts = np.unique(values, return_counts=True)
+    # The mean of a resample depends only on how often each distinct value was drawn, and those counts are multinomial.
+    # Distinct values are sorted, so that the order of the records does not change what the seed draws.
+    distinct, place = np.unique(values, return_inverse=True)
+    shares = np.bincount(place, weights) / weights.sum()
     generator = np.random.default_rng(seed)
-    n = len(values)
-    # The mean of a resample depends only on how often each distinct difference was drawn, and those counts are
-    # multinomial: right-or-wrong scores have three differences, so 10,000 resamples cost 30,000 numbers.
     if len(distinct) <= _MAX_DISTINCT:
-        means = generator.multinomial(n, counts / n, size=resamples) @ distinct / n
-    else:
-        # Sorted, so that the order of the records does not change what the seed draws.
-        ordered = np.sort(values)
-        width = max(1, _BLOCK_SIZE // n)
-        blocks = [min(width, resamples - start) for start in range(0, resamples, width)]
-        means = np.concatenate([ordered[generator.integers(0, n, (size, n))].mean(axis=1) for size in blocks])
-    # Percentiles and not BCa: the mean of bounded differences has next to no bias or skew to correct at these sizes,
-    # and BCa breaks down where all differences are alike.
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(values.mean()), float(low), float(high), n)
+        return np.asarray(generator.multinomial(n, shares, size=resamples) @ distinct / n)
+    width = max(1, _BLOCK_SIZE // n)
+    blocks = [min(width, resamples - start) for start in range(0, resamples, width)]
+    return np.concatenate([generator.choice(distinct, (size, n), p=shares).mean(axis=1) for size in blocks])
 
 
 @dataclass(frozen=True)
@@ -86,14 +65,14 @@ def resampled_ratios(scores: np.ndarray, reference: np.ndarray, *, seed: int, re
         float64 [resamples].
 
     Raises:
-        ValueError: as `paired_bootstrap`, or a score is negative, as a log-likelihood is: its ratio means nothing.
+        ValueError: as `paired_differences`, or a score is negative, as a log-likelihood is: its ratio means nothing.
     """
-    _differences(scores, reference)
+    paired_differences(scores, reference)
     pairs = np.stack([np.asarray(scores, np.float64), np.asarray(reference, np.float64)], axis=1)
     if pairs.min() < 0:
         raise ValueError("a ratio of negative scores has no meaning")
     distinct, counts = np.unique(pairs, axis=0, return_counts=True)
-    # The counts of distinct pairs are multinomial, see `paired_bootstrap`; of scores that all differ, each count is
+    # The counts of distinct pairs are multinomial, see `resampled_means`; of scores that all differ, each count is
     # that of a record.
     generator, n = np.random.default_rng(seed), len(pairs)
     width = max(1, _BLOCK_SIZE // len(distinct))
@@ -142,7 +121,12 @@ def paired_scores(candidate: pa.Table, champion: pa.Table) -> tuple[np.ndarray, 
     return scores[:, 0], scores[:, 1]
 
 
-def _differences(candidate: np.ndarray, champion: np.ndarray) -> np.ndarray:
+def paired_differences(candidate: np.ndarray, champion: np.ndarray) -> np.ndarray:
+    """Returns the candidate's scores minus the champion's, float64 [N].
+
+    Raises:
+        ValueError: the lengths differ, there are no records or a score is not finite.
+    """
     candidate_scores, champion_scores = np.asarray(candidate, np.float64), np.asarray(champion, np.float64)
     if candidate_scores.shape != champion_scores.shape or candidate_scores.ndim != 1:
         raise ValueError(

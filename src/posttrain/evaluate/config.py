@@ -64,7 +64,7 @@ class LatencyConfig(Section):
 
 
 class BootstrapConfig(Section):
-    """The paired bootstrap interval of candidate minus champion."""
+    """The interval of candidate minus champion, see `posttrain.evaluate.paired_interval`."""
 
     resamples: int = Field(default=10_000, ge=100, description="Bootstrap resamples.")
     level: float = Field(default=0.95, gt=0, lt=1, description="Coverage of the interval.")

@@ -8,9 +8,10 @@ gain over the champion with its bootstrap interval is ``gain.accuracy``, ``gain.
 
 from collections.abc import Mapping
 
-from posttrain.evaluate.bootstrap import Interval, paired_bootstrap, paired_scores
+from posttrain.evaluate.bootstrap import paired_scores
 from posttrain.evaluate.config import BootstrapConfig, EvaluateConfig
 from posttrain.evaluate.latency import PERCENTILES
+from posttrain.evaluate.paired_interval import Interval, paired_interval
 from posttrain.evaluate.scorers import SCORERS, scorer_name
 from posttrain.evaluate.suite import SuiteResult
 from posttrain.store.errors import UserError, suggest
@@ -63,6 +64,16 @@ def metric_names(config: EvaluateConfig, has_labels: bool) -> set[str]:
     return own | behind | {f"gain.{name}{end}" for name in gains for end in ("", ".low", ".high")}
 
 
+def right_or_wrong_gains(config: EvaluateConfig, has_labels: bool) -> dict[str, str]:
+    """Returns the suites whose records are right or wrong, by the name of their gain, such as ``gain.accuracy``."""
+    gains = {}
+    for position, (name, suite) in enumerate(config.suites.items()):
+        scorer = SCORERS[scorer_name(suite, has_labels)]
+        if scorer.paired.endswith("accuracy"):
+            gains[f"gain.{_gain_name(name, scorer.main, scorer.paired, position)}"] = name
+    return gains
+
+
 def flat_metrics(results: Mapping[str, SuiteResult]) -> dict[str, float]:
     """Returns a model's metrics by their names in a gate, without prefix. Suites are in the config's order."""
     flat: dict[str, float] = {}
@@ -86,7 +97,7 @@ def paired_gains(
     for position, (name, result) in enumerate(candidate.items()):
         if name in champion:
             candidate_scores, champion_scores = paired_scores(result.predictions, champion[name].predictions)
-            intervals[_gain_name(name, result.main, result.paired, position)] = paired_bootstrap(
+            intervals[_gain_name(name, result.main, result.paired, position)] = paired_interval(
                 candidate_scores, champion_scores, seed=seed, resamples=config.resamples, level=config.level
             )
     return intervals

@@ -1,5 +1,6 @@
 """Reads every file that a config names, and reports what is in them before anything is computed."""
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,14 +13,20 @@ from posttrain.data.reading.formats import read_rows
 from posttrain.data.reading.reader import scan_records, unused_columns
 from posttrain.data.reading.rows import Problem, Row, group_problems, join_names, list_command
 from posttrain.data.versions.named_versions import Versions, resolve_versions
+from posttrain.evaluate.metric_names import right_or_wrong_gains
+from posttrain.evaluate.paired_interval import score_interval
 from posttrain.loop.config import Config
 from posttrain.loop.stages.collect import with_added_files
 from posttrain.store.errors import SIMILAR, closest_match, shorten
+from posttrain.store.expression import Rule, parse
 from posttrain.store.paths import locate_path
 from posttrain.store.workspace import Workspace
 
 _NAMES = 3
 """Labels that a note names."""
+
+_MOST_RECORDS = 1_000_000
+"""Test records that a note asks for."""
 
 
 @dataclass
@@ -118,7 +125,9 @@ def check_data(config: Config, root: Path, store: Workspace | None) -> DataRepor
         errors += [Problem(where, None, "shared inputs", text, fix) for where, text in shared]
         shared = []
     notes = [f"{where}: {text}; `decontaminate` removes them from training" for where, text in shared]
-    return DataReport(files, labels, errors, [*_label_notes(files, labels, data.test), *notes])
+    return DataReport(
+        files, labels, errors, [*_label_notes(files, labels, data.test), *notes, *_gate_notes(config, files)]
+    )
 
 
 def _sources(config: Config, root: Path) -> Iterator[tuple[str, str, Mapping[str, str] | None]]:
@@ -220,6 +229,36 @@ def _label_notes(files: list[FileReport], labels: list[str], test: Any) -> Itera
                 f"the {role} records have only {len(counts):,} different answers: "
                 "list them in `task.labels` if no others are allowed"
             )
+
+
+def _gate_notes(config: Config, files: list[FileReport]) -> Iterator[str]:
+    """Yields the rules of deployment that an equal candidate fails only because there are too few test records."""
+    gains = right_or_wrong_gains(config.evaluate, bool(config.task.label_set))
+    for text in config.gate.deploy:
+        rule = parse(text, "gate.deploy")
+        suites = {gains.get(name.removesuffix(".low").removesuffix(".high")) for name in rule.names}
+        name = suites.pop() if len(suites) == 1 else None
+        if name is None:
+            continue
+        suite = config.evaluate.suites[name]
+        roles = ("test",) if suite.data == "test" else (f"suite {name}",)
+        records = sum(file.records for file in files if file.role in roles)
+        records = min(records, suite.sample or records)
+        if not records or _holds_for_equal(rule, records, config.evaluate.bootstrap.level):
+            continue
+        sizes = range(1, _MOST_RECORDS + 1)
+        needed = 1 + bisect_left(sizes, True, key=lambda n: _holds_for_equal(rule, n, config.evaluate.bootstrap.level))
+        if needed <= _MOST_RECORDS:
+            yield (
+                f"gate.deploy: `{text}` holds for no candidate that is as good as the champion: {records:,} records of "
+                f"suite {name} are too few, {needed:,} are enough where no answer differs"
+            )
+
+
+def _holds_for_equal(rule: Rule, records: int, level: float) -> bool:
+    low, high = score_interval(0, 0, records, level)
+    ends = {"low": low, "high": high}
+    return rule.holds({name: ends.get(name.rpartition(".")[2], 0.0) for name in rule.names})
 
 
 def _shared_inputs(files: list[FileReport], measured: list[FileReport]) -> Iterator[tuple[str, str]]:

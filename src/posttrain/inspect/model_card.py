@@ -9,12 +9,14 @@ import numpy as np
 
 from posttrain.data.records.provenance import RECORD_KINDS, record_kinds
 from posttrain.data.versions.version import Version
-from posttrain.evaluate.bootstrap import paired_bootstrap
 from posttrain.evaluate.config import BootstrapConfig
+from posttrain.evaluate.paired_interval import paired_interval
 from posttrain.evaluate.suite import read_evaluation
 from posttrain.inspect.show import ancestors
 from posttrain.loop.config import Config
 from posttrain.loop.state import RoundState
+from posttrain.models.binomial import clopper_pearson
+from posttrain.models.bounded_mean import is_binary
 from posttrain.models.sources import DEMO_MODEL, TINY_MODEL
 from posttrain.store.rows import Run
 from posttrain.store.workspace import Workspace
@@ -131,9 +133,15 @@ def _metrics(workspace: Workspace, config: Config, state: RoundState) -> str:
 
 
 def _interval(scores: np.ndarray, config: BootstrapConfig) -> str:
-    """Formats the percentile bootstrap interval of a mean: that of its difference from zero."""
-    interval = paired_bootstrap(scores, np.zeros_like(scores), seed=0, resamples=config.resamples, level=config.level)
-    return f"{interval.low:.4f} to {interval.high:.4f}"
+    """Formats the interval of a mean: exact for right-or-wrong scores, else that of its difference from zero."""
+    if is_binary(scores):
+        low, high = clopper_pearson(int(scores.sum()), len(scores), config.level)
+    else:
+        interval = paired_interval(
+            scores, np.zeros_like(scores), seed=0, resamples=config.resamples, level=config.level
+        )
+        low, high = interval.low, interval.high
+    return f"{low:.4f} to {high:.4f}"
 
 
 def _gate(decision: Mapping[str, Any] | None) -> str:

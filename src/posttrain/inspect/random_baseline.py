@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from posttrain.evaluate.bootstrap import Interval
 from posttrain.evaluate.metric_names import paired_gains
+from posttrain.evaluate.paired_interval import Interval
 from posttrain.evaluate.suite import read_evaluation
 from posttrain.loop.config import Config
 from posttrain.loop.difficulty import follows_scores

@@ -79,7 +79,7 @@ class ScorerContract:
         assert {scorer.main, scorer.paired} <= set(result.metrics)
         config = EvaluateConfig(suites={"test": suite})
         assert {f"gain.{scorer.paired}.low", f"champion.{scorer.main}"} <= metric_names(config, has_labels)
-        # The bootstrap resamples the scores, so their mean must be the metric that its interval is about.
+        # The interval is that of the scores, so their mean must be the metric that its interval is about.
         assert result.metrics[scorer.paired] == pytest.approx(result.predictions["score"].to_numpy().mean())
 
 

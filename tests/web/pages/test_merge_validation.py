@@ -6,7 +6,8 @@ from html import unescape
 
 import pytest
 
-from posttrain.evaluate.bootstrap import Interval, RatioInterval
+from posttrain.evaluate.bootstrap import RatioInterval
+from posttrain.evaluate.paired_interval import Interval
 from posttrain.report.section import Page, Pairs, Table
 from posttrain.tune.merges.validation import SuiteValidation, Validation
 from posttrain.tune.merges.validation_report import validation_section
@@ -24,10 +25,12 @@ def suite(
 
 VALIDATION = Validation(
     suites={
-        "sums": suite(["math"], RatioInterval(0.9375, 0.9, 0.97, 1200), Interval(-0.05, -0.08, -0.02, 1200)),
-        "both": suite(["math", "<b>chat"], RatioInterval(1.1, 1.02, math.inf, 1200), Interval(0.1, 0.02, 0.18, 1200)),
-        "talk": suite([], RatioInterval(3.0, 2.5, 3.5, 1200), Interval(0.0, -0.01, 0.01, 1200)),
-        "zero": suite(["math"], None, Interval(0.0, 0.0, 0.0, 1200)),
+        "sums": suite(["math"], RatioInterval(0.9375, 0.9, 0.97, 1200), Interval(-0.05, -0.08, -0.02, 1200, 90)),
+        "both": suite(
+            ["math", "<b>chat"], RatioInterval(1.1, 1.02, math.inf, 1200), Interval(0.1, 0.02, 0.18, 1200, 90)
+        ),
+        "talk": suite([], RatioInterval(3.0, 2.5, 3.5, 1200), Interval(0.0, -0.01, 0.01, 1200, 90)),
+        "zero": suite(["math"], None, Interval(0.0, 0.0, 0.0, 1200, 0)),
     },
     average_retention=RatioInterval(1.01875, 0.97, 1.06, 2400),
     preservation=RatioInterval(3.0, 2.5, 3.5, 1200),

@@ -5,8 +5,8 @@ import logging
 
 import numpy as np
 
-from posttrain.evaluate.bootstrap import Interval
 from posttrain.evaluate.metric_names import flat_gains
+from posttrain.evaluate.paired_interval import Interval
 from posttrain.loop.adjust import STAGE, Adjustment, adjust, adjustment_rules
 from posttrain.loop.context import RoundContext
 from posttrain.loop.history import finished_states, label_values

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from posttrain.evaluate.bootstrap import Interval
 from posttrain.evaluate.metric_names import flat_gains, paired_gains
+from posttrain.evaluate.paired_interval import Interval
 from posttrain.evaluate.suite import read_evaluation
 from posttrain.loop.context import RoundContext
 from posttrain.loop.drift import DriftValues
@@ -147,6 +147,7 @@ class DecidedGain:
     """The candidate's gain over the champion with its interval, in the metric's own unit.
 
     Attributes:
+        differing: Records of all ``n`` whose scores differ.
         metric: Name of the mean of the scores of ``n`` records, which need not be the main metric: models that are
             judged by perplexity are compared by log likelihood.
         level: Coverage of the interval, between 0 and 1.
@@ -156,6 +157,7 @@ class DecidedGain:
     low: float
     high: float
     n: int
+    differing: int
     metric: str
     level: float
 
@@ -168,10 +170,15 @@ class DecidedGain:
             name: points_text(value) if points else f"{value:+.3g}".replace("-", "−") for name, value in values.items()
         }
         shown |= {"metric": metric_name(self.metric), "level": level_text(self.level), "n": f"{self.n:,}"}
-        template = "gain in {metric} over the champion: {difference} ({level} interval {low} to {high}, n = {n})"
+        shown |= {"differing": f"{self.differing:,}"}
+        template = (
+            "gain in {metric} over the champion: {difference} "
+            "({level} interval {low} to {high}; {differing} of {n} records differ)"
+        )
         if points:
             template = (
-                "gain in {metric} over the champion: {difference} points ({level} interval {low} to {high}, n = {n})"
+                "gain in {metric} over the champion: {difference} points "
+                "({level} interval {low} to {high}; {differing} of {n} records differ)"
             )
         return Message(template, **shown)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.evaluate.bootstrap import Interval, paired_bootstrap
+from posttrain.evaluate.paired_interval import Interval, paired_interval
 from posttrain.merge.output_folder import scratch_folder
 from posttrain.merge.plan_statistics import examples_as_trained
 from posttrain.merge.recipe import LayerRule, Recipe
@@ -141,7 +141,7 @@ def _summary(name: str, importance: Importance, seed: int) -> ModelImportance:
     scale = records / importance.tokens.sum()
 
     def interval(changes: np.ndarray) -> Interval:
-        return paired_bootstrap(scale * changes, np.zeros(records), seed=seed, resamples=_RESAMPLES)
+        return paired_interval(scale * changes, np.zeros(records), seed=seed, resamples=_RESAMPLES)
 
     layers = [interval(changes) for changes in importance.layers.T]
     heads = [[interval(changes) for changes in by_head.T] for by_head in importance.heads.transpose(1, 0, 2)]

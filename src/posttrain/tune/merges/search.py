@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.evaluate.bootstrap import Interval, paired_bootstrap, paired_scores
+from posttrain.evaluate.bootstrap import paired_scores
+from posttrain.evaluate.paired_interval import Interval, paired_interval
 from posttrain.merge.api import merge, planned_merge
 from posttrain.merge.engine import MEMORY
 from posttrain.merge.output_folder import scratch_folder
@@ -174,7 +175,7 @@ def search_recipe(
         tables = {name: results[suite.name] for name, results in ends.items()}
         scores[suite.name] = {name: table.metrics[table.paired] for name, table in tables.items()}
         pair = paired_scores(tables["best"].predictions, tables["first"].predictions)
-        gains[suite.name] = paired_bootstrap(*pair, seed=recipe.seed)
+        gains[suite.name] = paired_interval(*pair, seed=recipe.seed)
     return SearchReport(with_values(recipe, best.settings), best, result.trials, scores, gains)
 
 

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 
 from posttrain.evaluate.bootstrap import (
-    Interval,
     RatioInterval,
-    paired_bootstrap,
     paired_scores,
     resampled_ratios,
 )
 from posttrain.evaluate.config import LatencyConfig
 from posttrain.evaluate.latency import answer_function, measure_latency
+from posttrain.evaluate.paired_interval import Interval, paired_interval
 from posttrain.evaluate.retention import suite_retention
 from posttrain.evaluate.scorers.base import sample_records
 from posttrain.evaluate.suite import SuiteResult
@@ -204,7 +203,7 @@ def compare_results(
             specialists=list(trained),
             retention=retention,
             retention_of=reference,
-            over_best=paired_bootstrap(
+            over_best=paired_interval(
                 *paired_scores(by_model[MERGED].predictions, by_model[best].predictions), seed=seed + number
             ),
             best=best,
