@@ -131,7 +131,7 @@ def sample_round(
                 "holds": True,
             },
         ]
-        interval = {name: gain[name] for name in ("difference", "low", "high", "n")}
+        interval = {name: gain[name] for name in ("difference", "low", "high", "n", "differing")}
         decision |= {"id": "decision-1", "rules": rules, "intervals": {gain["metric"]: interval}}
     counts = BatchCounts(asked=new, answered=new, used=new).to_json()
     results = {"dataset": counts} if new else {}
@@ -168,7 +168,7 @@ def sample_loop(states: Sequence[RoundState], metric: str = "accuracy", level: f
 
 
 def _gain(difference: float, low: float, high: float) -> dict[str, Any]:
-    return {"difference": difference, "low": low, "high": high, "n": 300, "metric": "accuracy"}
+    return {"difference": difference, "low": low, "high": high, "n": 300, "differing": 40, "metric": "accuracy"}
 
 
 def _metrics(accuracy: float) -> dict[str, float]:

@@ -134,7 +134,7 @@ def test_a_gain_keeps_its_confidence_level_and_metric(reported_loop: ReportedLoo
     gains = [decided_gain(record) for record in reported_loop.report.rounds]
     assert gains[0] is None
     assert [(gain.metric, gain.level) for gain in gains if gain] == [("accuracy", 0.8), ("accuracy", 0.9)]
-    assert "Upright bars are the 80% or 90% paired bootstrap interval" in reported_loop.page
+    assert "Upright bars are the 80% or 90% paired interval" in reported_loop.page
 
 
 def test_each_rounds_training_is_read_from_the_files_that_exist(reported_loop: ReportedLoop) -> None:

@@ -92,7 +92,7 @@ def paired_gains(
     config: BootstrapConfig,
     seed: int,
 ) -> dict[str, Interval]:
-    """Computes paired bootstrap intervals of candidate minus champion, by name without ``gain.``."""
+    """Computes the paired intervals of candidate minus champion, by name without ``gain.``."""
     intervals = {}
     for position, (name, result) in enumerate(candidate.items()):
         if name in champion:

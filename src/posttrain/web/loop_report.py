@@ -195,7 +195,7 @@ _CURVE = Message(
     "back by hand."
 )
 _BARS = (
-    "Upright bars are the {levels} paired bootstrap interval of the gain, drawn around the champion that the candidate "
+    "Upright bars are the {levels} paired interval of the gain, drawn around the champion that the candidate "
     "had to beat: a bar entirely above that champion shows a significant gain."
 )
 

@@ -107,7 +107,7 @@ def test_the_champions_line_moves_between_rounds_and_has_a_gap_where_the_value_i
 def test_a_gain_is_shown_in_its_own_unit_and_drawn_only_over_its_own_metric(
     items: Items, plotted: str, paired: str, text: str, has_interval: bool
 ) -> None:
-    gain = {"difference": 0.434, "low": 0.371, "high": 0.497, "n": 300, "metric": paired}
+    gain = {"difference": 0.434, "low": 0.371, "high": 0.497, "n": 300, "differing": 40, "metric": paired}
     before = sample_round(0, 0, 0, "baseline", {plotted: 0.113})
     after = sample_round(1, 96, 96, "deploy", {plotted: 0.547}, gain)
     loop = sample_loop([before, after], plotted, level=0.9)
@@ -118,7 +118,7 @@ def test_a_gain_is_shown_in_its_own_unit_and_drawn_only_over_its_own_metric(
     assert len(intervals) == has_interval
     page = render_page(Page("", "", "", [], [curve_section(loop), decisions_section(loop)]))
     assert page.count(f"gain in {text}") == 3, "in the curve's tooltip, in its table, and in the list of decisions"
-    assert ("90% paired bootstrap interval" in page) is has_interval
+    assert ("90% paired interval" in page) is has_interval
     assert "95% interval" not in page
 
 
