@@ -1,6 +1,7 @@
 """Measures false alarms and delay of the test that ends a canary, against a peeked z-test and savvi.
 
     python benchmarks/canary.py --peer-python OTHER/bin/python [--runs 1000] [--outcomes 20000]
+    python benchmarks/canary.py --over-time [--runs 1000] [--outcomes 6000]
 
 The peer has a virtual environment of its own (``pip install savvi==0.3.1 matplotlib pandas``).
 Each run draws outcomes one after another: each is the canary's with the probability of its share, and good with the
@@ -11,6 +12,9 @@ probability of its arm. All methods see the same outcomes and may stop after eac
 - *savvi*: ``Multinomial`` (M. Lindon and A. Malek, Anytime-valid inference for multinomial count data, 2022) on the
   arms of the bad outcomes, two-sided, looked at after every tenth of them. It takes the shares of the outcomes as
   known, so that an arm whose users report less often would be a false alarm.
+
+With ``--over-time`` the share of good outcomes changes, in both arms alike, and the canary reports half as often as its
+share has it, or in waves.
 
 A false alarm rolls back a canary that is as good as the champion, or promotes one that is worse by the margin.
 """
@@ -40,6 +44,45 @@ def draw(runs: int, outcomes: int, share: float, canary: float, seed: int) -> tu
     generator = np.random.default_rng([seed, int(100 * share), int(1000 * canary)])
     treatment = generator.random((runs, outcomes), np.float32) < share
     return treatment, generator.random((runs, outcomes), np.float32) < np.where(treatment, canary, CHAMPION)
+
+
+def draw_over_time(
+    outcomes: int, champion: np.ndarray, pace: np.ndarray, loss: float, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draws a run whose shares change; ``pace`` is the canary's outcomes for each of the champion."""
+    generator = np.random.default_rng(seed)
+    treatment = generator.random(outcomes) < pace / (1 + pace)
+    return treatment, generator.random(outcomes) < np.where(treatment, champion - loss, champion)
+
+
+def measure_over_time(runs: int, outcomes: int) -> None:
+    """Prints the decisions where shares change over time, for an expected share of 50%."""
+    time = np.linspace(0, 1, outcomes)
+    wave = np.sin(20 * np.pi * time)
+    champions = {
+        "falls from 90% to 65%": 0.9 - 0.25 * time,
+        "rises from 65% to 90%": 0.65 + 0.25 * time,
+        "waves daily, 68% to 92%": 0.8 + 0.12 * wave,
+        "stays at 80%": np.full(outcomes, 0.8),
+    }
+    paces = {"half as often": np.full(outcomes, 0.5), "in waves": 1 + 0.9 * np.sin(20 * np.pi * time + 1)}
+    print("| the share of good outcomes | the canary reports | canary | rolled back | promoted |")
+    print("| --- | --- | --- | ---: | ---: |")
+    for name, champion in champions.items():
+        for pace_name, pace in paces.items():
+            for canary, loss in (("as good", 0.0), ("5 points worse", LOSS)):
+                decisions = [
+                    run_test(
+                        *draw_over_time(outcomes, champion, pace, loss, seed),
+                        share=0.5,
+                        alpha=ALPHA,
+                        margin=LOSS,
+                        interval=False,
+                    ).decision
+                    for seed in range(runs)
+                ]
+                shares = " | ".join(f"{decisions.count(value) / runs:.1%}" for value in ("worse", "not_worse"))
+                print(f"| {name} | {pace_name} | {canary} | {shares} |", flush=True)
 
 
 def z_test_stop(treatment: np.ndarray, good: np.ndarray) -> int | None:
@@ -88,7 +131,11 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--outcomes", type=int, default=20_000, help="Outcomes of both arms in each run.")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--over-time", action="store_true", help="Only shares that change over time.")
     arguments = parser.parse_args()
+    if arguments.over_time:
+        measure_over_time(arguments.runs, arguments.outcomes)
+        return
     print("| share | canary | method | decides | runs | canary's outcomes, median (mean) | all, median (mean) |")
     print("| ---: | --- | --- | --- | ---: | ---: | ---: |")
     for share in SHARES:

@@ -171,7 +171,7 @@ def test_nothing_is_held_between_calls(finished_copy: Path, command: Callable[..
     with Store.open(finished_copy) as store, store.hold("loop", "busy"):
         # Another process works: what reads continues, and what runs says so.
         assert workspace.status()["round"] == 2
-        with pytest.raises(UserError, match="another posttrain runs this loop"):
+        with pytest.raises(UserError, match="another process runs this loop"):
             workspace.run()
     assert workspace.report(tmp_path / "page.html") == tmp_path / "page.html"
     with pytest.raises(UserError, match="there is no such folder; make it first"):

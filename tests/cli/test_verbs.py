@@ -379,7 +379,7 @@ def test_a_second_run_at_the_same_time_is_refused(small: Any, posttrain: Call, t
     try:
         for verb in (["run"], ["run", "--rounds", "3"]):
             line = posttrain(*verb, "-w", root).mistake
-            assert "another posttrain works in this workspace" in line, verb
+            assert "another process runs this loop" in line, verb
             assert f"process {first.pid} on {os.uname().nodename} since " in line
         assert posttrain("status", "-w", root).code == 0
     finally:

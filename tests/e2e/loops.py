@@ -73,7 +73,7 @@ class Loop:
 
     def _holds_lock(self, pid: int | None) -> bool:
         try:
-            return bool(json.loads((self.folder / ".posttrain" / "lock.json").read_bytes())["pid"] == pid)
+            return bool(json.loads((self.folder / ".posttrain" / "loop.lock.json").read_bytes())["pid"] == pid)
         except FileNotFoundError:
             return False
 

@@ -2,39 +2,56 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from posttrain.evaluate.sequential import BLOCK_OUTCOMES, Blocks, log_e_values, make_blocks, nearest_null, run_test
 
+Outcomes = tuple[np.ndarray, np.ndarray]
 
-def draw(seed: int, n: int, share: float, canary: float, champion: float) -> tuple[np.ndarray, np.ndarray]:
+
+def draw(seed: int, n: int, share: float, canary: float, champion: float) -> Outcomes:
     generator = np.random.default_rng(seed)
     treatment = generator.random(n) < share
     return treatment, generator.random(n) < np.where(treatment, canary, champion)
 
 
-@pytest.mark.parametrize(("share", "control", "treated"), [(0.1, 45, 5), (0.5, 5, 5), (0.8, 5, 20), (0.3, 12, 5)])
-def test_blocks_hold_the_outcomes_of_each_arm_in_their_order(share: float, control: int, treated: int) -> None:
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.8])
+def test_blocks_hold_every_outcome_of_a_stretch_in_the_order_of_arrival(share: float) -> None:
     treatment, good = draw(0, 1000, share, 0.7, 0.8)
     blocks = make_blocks(treatment, good, share)
-    assert min(control, treated) == BLOCK_OUTCOMES
-    assert len(blocks.ends) == min((~treatment).sum() // control, treatment.sum() // treated) > 10
-    for at in range(len(blocks.ends)):
-        of_control = good[~treatment][at * control : (at + 1) * control]
-        of_treatment = good[treatment][at * treated : (at + 1) * treated]
-        assert blocks.control[at].tolist() == [(~of_control).sum(), of_control.sum()]
-        assert blocks.treatment[at].tolist() == [(~of_treatment).sum(), of_treatment.sum()]
-        # It is full with the outcome that was missing, and no earlier.
-        arrived = treatment[: blocks.ends[at]]
-        assert arrived.sum() >= (at + 1) * treated
-        assert (~arrived).sum() >= (at + 1) * control
-        assert arrived[:-1].sum() < (at + 1) * treated or (~arrived[:-1]).sum() < (at + 1) * control
+    assert len(blocks.ends) > 10
+    assert min(blocks.control.sum(axis=1).min(), blocks.treatment.sum(axis=1).min()) >= BLOCK_OUTCOMES
+    for counts, arm in ((blocks.control, ~treatment), (blocks.treatment, treatment)):
+        at = 0
+        for bad, right in counts.astype(int):
+            in_block = good[arm][at : at + bad + right]
+            assert (in_block.sum(), (~in_block).sum()) == (right, bad)
+            at += bad + right
+        # What a block holds has arrived once it is known, and little more.
+        arrived = np.cumsum(arm)[blocks.ends - 1] - np.cumsum(counts.sum(axis=1))
+        assert arrived.min() >= 0
+        assert arrived.max() <= 1
 
 
-def test_the_order_in_which_the_arms_report_changes_no_evidence() -> None:
-    treatment, good = draw(0, 2000, 0.2, 0.8, 0.8)
-    batches = np.argsort(treatment, kind="stable")
-    mixed = log_e_values(make_blocks(treatment, good, 0.2), 0.0, 0.05)
-    np.testing.assert_array_equal(log_e_values(make_blocks(treatment[batches], good[batches], 0.2), 0.0, 0.05), mixed)
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=150), st.floats(0.1, 0.9), st.integers(0, 150))
+def test_blocks_depend_on_arms_alone_and_on_nothing_later(
+    outcomes: list[tuple[bool, bool]], share: float, end: int
+) -> None:
+    treatment, good = np.array(outcomes, bool).reshape(-1, 2).T
+    whole, part = make_blocks(treatment, good, share), make_blocks(treatment[:end], good[:end], share)
+    known = whole.ends <= end
+    for name in ("control", "treatment", "ends"):
+        np.testing.assert_array_equal(getattr(whole, name)[known], getattr(part, name))
+    np.testing.assert_array_equal(make_blocks(treatment, ~good, share).ends, whole.ends)
+
+
+def test_batches_of_one_arm_are_as_many_blocks_as_mixed_outcomes() -> None:
+    treatment, good = np.arange(240) % 120 < 60, np.arange(240) % 3 > 0
+    blocks = make_blocks(treatment, good, 0.5)
+    assert blocks.control.sum(axis=1).tolist() == blocks.treatment.sum(axis=1).tolist() == [5.0] * 24
+    assert blocks.ends.tolist() == [120] * 12 + [240] * 12
 
 
 @pytest.mark.parametrize("shift", [0.0, -0.3, 0.05, 0.6])
@@ -121,6 +138,35 @@ def test_wrong_decisions_are_as_rare_as_promised(canary: float, champion: float,
     ]
     # The 99.9% point of a binomial of 200 with 5%: 20.
     assert decisions.count(wrong) <= 20  # type: ignore[arg-type]
+
+
+def draw_over_time(seed: int, n: int, champion: np.ndarray, loss: float, pace: np.ndarray) -> Outcomes:
+    """Outcomes of shares that change over time, of a canary that reports ``pace`` times as often as the champion."""
+    generator = np.random.default_rng(seed)
+    treatment = generator.random(n) < pace / (1 + pace)
+    return treatment, generator.random(n) < np.where(treatment, champion - loss, champion)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("loss", "wrong"), [(0.0, "worse"), (0.05, "not_worse")])
+@pytest.mark.parametrize("change", ["falls", "rises", "waves"])
+def test_shares_that_change_over_time_cause_no_wrong_decisions(loss: float, wrong: str, change: str) -> None:
+    n = 3000
+    time = np.linspace(0, 1, n)
+    champion = {
+        "falls": 0.9 - 0.25 * time,
+        "rises": 0.65 + 0.25 * time,
+        "waves": 0.8 + 0.12 * np.sin(20 * np.pi * time),
+    }[change]
+    pace = 0.5 * (1 + 0.8 * np.sin(20 * np.pi * time + 1))
+    decisions = [
+        run_test(
+            *draw_over_time(seed, n, champion, loss, pace), share=0.5, alpha=0.05, margin=0.05, interval=False
+        ).decision
+        for seed in range(60)
+    ]
+    # The 99.9% point of a binomial of 60 with 5%: 9.
+    assert decisions.count(wrong) <= 9  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

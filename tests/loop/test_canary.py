@@ -250,6 +250,17 @@ def test_a_third_name_and_a_silent_arm_are_one_line_each_and_stop_nothing(
     assert [problem[:8] for problem in judge(store, canary, CanaryConfig()).problems] == ["feedback"]
 
 
+def test_an_arm_that_falls_silent_is_named(
+    store: Workspace, config: Config, model: dict[str, str], send: Callable[..., None]
+) -> None:
+    canary = begin(store, config, model[B], 0.5)
+    send(("canary-1", 20, 15), ("champion-1", 20, 15))
+    assert judge(store, canary, CanaryConfig()).problems == ()
+    send(("champion-1", 20, 15))
+    (problem,) = judge(store, canary, CanaryConfig()).problems
+    assert problem.startswith("canary-1 does not report at the time of champion-1")
+
+
 def test_an_arm_is_silent_only_once_chance_is_no_excuse(
     store: Workspace, config: Config, model: dict[str, str], send: Callable[..., None]
 ) -> None:

@@ -188,11 +188,11 @@ def test_another_process_that_works_here_is_waited_out(waiting: Path, watched: C
     Workspace.create(waiting).close()
     with ExitStack() as other:
         other.enter_context(
-            hold_lock(waiting / ".posttrain" / "loop.lock", busy_message="another posttrain runs this loop")
+            hold_lock(waiting / ".posttrain" / "loop.lock", busy_message="another process runs this loop")
         )
         lines = watched(waiting, {0.05: other.close, 1: None})
     assert [line.split(" ", 1)[1] for line in lines[-1:]] == [WAITS]
-    assert "another posttrain runs this loop" in lines[0]
+    assert "another process runs this loop" in lines[0]
 
 
 def test_a_mistake_at_the_start_is_raised(small: Any, watched: Callable[..., list[str]]) -> None:

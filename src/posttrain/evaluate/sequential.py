@@ -1,26 +1,32 @@
 """Compares two shares of good outcomes while they arrive: a sequential test that is valid however often one looks.
 
-Outcomes of a treatment (a canary) and of a control (the champion) are cut into blocks. A block's factor is the
-likelihood of its outcomes under an alternative that earlier blocks predict, divided by their likelihood under the
-member of the null hypothesis that is nearest to it in Kullback-Leibler divergence. For a convex null hypothesis this
-factor is an e-variable: its mean is at most 1 under every member. Source: R. J. Turner and P. D. Grünwald, Exact
-anytime-valid confidence intervals for contingency tables and beyond, Statistics and Probability Letters 198 (2023),
-theorem 1 and equation 3; for equal shares R. J. Turner, A. Ly and P. D. Grünwald, Generic E-variables for exact
-sequential k-sample tests that allow for optional stopping (2024), equation 2.
+Outcomes of a treatment (a canary) and of a control (the champion) are cut into blocks, each of a stretch of time in
+which both arms report. A block's factor is the likelihood of its outcomes under an alternative that earlier blocks
+predict, divided by their likelihood under the member of the null hypothesis that is nearest to it in Kullback-Leibler
+divergence. For a convex null hypothesis this factor is an e-variable: its mean is at most 1 under every member. Source:
+R. J. Turner and P. D. Grünwald, Exact anytime-valid confidence intervals for contingency tables and beyond, Statistics
+and Probability Letters 198 (2023), theorem 1 and equation 3; for equal shares R. J. Turner, A. Ly and P. D. Grünwald,
+Generic E-variables for exact sequential k-sample tests that allow for optional stopping (2024), equation 2.
 
 A product of such factors exceeds 1 / alpha at any time at all with a probability of at most alpha (J. Ville, 1939). So
-the error is bounded exactly, for any number of outcomes, and one may look after each of them and stop at once. The
-outcomes of an arm are assumed to be independent and equally often good; arms may report at any time, in any order.
+the error is bounded exactly, for any number of outcomes, and one may look after each of them and stop at once.
+
+The shares may change over time, in both arms alike, and an arm may report more often than the other or than expected. A
+factor is a product of terms that are linear in the probability of each outcome, so that by Jensen's inequality its mean
+is at most that of outcomes which are all good with the block's mean probability: the bound holds where the means over
+each block are those of the null hypothesis. Outcomes are assumed to be independent, and when an arm reports not to
+depend on how good its outcomes are.
 """
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 BLOCK_OUTCOMES = 5
-"""Outcomes of the arm with the smaller share in a block: more would delay a decision."""
+"""Outcomes of each arm that a block has at least: more would delay a decision."""
 
 _EFFECTS = (1.0, 2.0, 4.0)
 """Effects that the alternatives have, in margins: the least one worth noticing, and larger ones, seen sooner."""
@@ -29,6 +35,8 @@ _PRIOR = 1.0  # good and bad outcomes that each alternative begins with
 
 _BISECTIONS = 30
 
+_ROUNDING = 1e-9
+
 _GRID_STEPS = 20  # of the interval's first search, over all differences from -1 to 1
 
 Decision = Literal["worse", "not_worse"]
@@ -36,12 +44,12 @@ Decision = Literal["worse", "not_worse"]
 
 @dataclass(frozen=True)
 class Blocks:
-    """Outcomes in blocks, which hold as many of each arm as every other block.
+    """Outcomes in blocks.
 
     Attributes:
         control: float64 [B, 2], bad and good outcomes of the control.
         treatment: float64 [B, 2], the same of the treatment.
-        ends: int64 [B], number of outcomes that have arrived once each block is full.
+        ends: int64 [B], number of outcomes that have arrived once each block is known.
     """
 
     control: np.ndarray
@@ -67,6 +75,7 @@ class SequentialResult:
         low: Lower end of the confidence sequence of treatment minus control, which covers it at all times at once with
             a probability of 1 - 2 alpha.
         high: Its upper end.
+        waiting: Outcomes of the control and of the treatment behind the last block, which wait for the other arm's.
     """
 
     decision: Decision | None
@@ -76,6 +85,7 @@ class SequentialResult:
     needed: float
     low: float
     high: float
+    waiting: tuple[int, int]
 
 
 def run_test(
@@ -118,6 +128,10 @@ def run_test(
     decided = np.flatnonzero(counted & (np.maximum(worse, not_worse) >= needed))
     decision: Decision | None = None
     last = len(blocks.ends)
+    waiting = (
+        int((~treatment).sum() - blocks.control.sum()),
+        int(treatment.sum() - blocks.treatment.sum()),
+    )
     if len(decided):
         last = int(decided[0]) + 1
         decision = "worse" if worse[last - 1] >= needed else "not_worse"
@@ -134,27 +148,60 @@ def run_test(
         needed=1 / alpha,
         low=low,
         high=high,
+        waiting=waiting,
     )
 
 
 def make_blocks(treatment: np.ndarray, good: np.ndarray, share: float) -> Blocks:
-    """Cuts the outcomes of each arm into blocks of a fixed size, in the proportion of the shares.
+    """Cuts the outcomes into blocks with `BLOCK_OUTCOMES` of each arm or more, of the same stretch of time.
+
+    Where a block ends depends on the arms alone, never on how good their outcomes are.
 
     Args:
-        treatment: bool [N], True for outcomes of the treatment.
+        treatment: bool [N], True for outcomes of the treatment, in the order of their arrival.
         good: bool [N].
         share: Share of outcomes that the treatment is expected to have, between 0 and 1.
     """
-    # Fixed sizes, whenever an arm reports: then the bound holds for every order in which outcomes arrive, and a batch
-    # of one arm's outcomes waits for those of the other instead of filling one large block.
-    smaller = min(share, 1 - share)
-    sizes = [round(BLOCK_OUTCOMES * (1 - share) / smaller), round(BLOCK_OUTCOMES * share / smaller)]
-    positions = [np.flatnonzero(~treatment), np.flatnonzero(treatment)]
-    count = min(len(arm) // size for arm, size in zip(positions, sizes, strict=True))
-    cut = [arm[: count * size].reshape(count, size) for arm, size in zip(positions, sizes, strict=True)]
-    arms = [np.stack([(~good[arm]).sum(axis=1), good[arm].sum(axis=1)], axis=1).astype(np.float64) for arm in cut]
-    ends = np.maximum(cut[0][:, -1], cut[1][:, -1]) + 1
-    return Blocks(arms[0], arms[1], ends.astype(np.int64))
+    # Never the n-th outcomes of both arms over all time: one that reports half as often would be compared with a later
+    # time. Within a stretch they are, so that a batch of one arm and the other's behind it are many blocks and not one.
+    arms = [np.flatnonzero(~treatment), np.flatnonzero(treatment)]
+    cuts, ends = [[[0], [0]], []]
+    for stop, known in _stretches(treatment, arms, share):
+        begins = [cut[-1] for cut in cuts]
+        counts = [int(np.searchsorted(arm, stop)) - begin for arm, begin in zip(arms, begins, strict=True)]
+        blocks = min(counts) // BLOCK_OUTCOMES
+        for cut, begin, count in zip(cuts, begins, counts, strict=True):
+            cut += [begin + count * block // blocks for block in range(1, blocks + 1)]
+        ends += [known] * blocks
+    outcomes = []
+    for arm, cut in zip(arms, cuts, strict=True):
+        number_good = np.diff(np.concatenate([[0], np.cumsum(good[arm])])[cut])
+        outcomes.append(np.stack([np.diff(cut) - number_good, number_good], axis=1).astype(np.float64))
+    return Blocks(outcomes[0], outcomes[1], np.array(ends, np.int64))
+
+
+def _stretches(treatment: np.ndarray, arms: Sequence[np.ndarray], share: float) -> Iterator[tuple[int, int]]:
+    """Yields the end of each stretch, and the number of outcomes that have arrived once it is known.
+
+    A stretch ends once both arms have `BLOCK_OUTCOMES`, and the one that lags has caught up with its share or is
+    interrupted by the other.
+    """
+    begins = [0, 0]
+    while all(at + BLOCK_OUTCOMES <= len(arm) for at, arm in zip(begins, arms, strict=True)):
+        stop = 1 + max(int(arm[at + BLOCK_OUTCOMES - 1]) for at, arm in zip(begins, arms, strict=True))
+        control, treated = (int(np.searchsorted(arm, stop)) - at for at, arm in zip(begins, arms, strict=True))
+        lag = control * share - treated * (1 - share)
+        lagging = lag > 0  # whether the treatment lags
+        sign = 1 if lagging else -1
+        while sign * lag > _ROUNDING:
+            if stop == len(treatment):
+                return
+            if treatment[stop] != lagging:
+                break
+            lag -= (1 - share) if lagging else -share
+            stop += 1
+        yield stop, stop + (sign * lag > _ROUNDING)
+        begins = [int(np.searchsorted(arm, stop)) for arm in arms]
 
 
 def log_e_values(blocks: Blocks, shift: float, margin: float) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 
 from posttrain.data.feedback.entries import outcome_of, read_entry
 from posttrain.data.feedback.segment import list_segments
-from posttrain.evaluate.sequential import SequentialResult, run_test
+from posttrain.evaluate.sequential import BLOCK_OUTCOMES, SequentialResult, run_test
 from posttrain.loop.config import Config
 from posttrain.loop.hooks import CanaryConfig
 from posttrain.loop.model_registry import ModelRegistry
@@ -184,7 +184,7 @@ def judge(workspace: Workspace, canary: Canary, config: CanaryConfig, now: datet
         champion=arms[1],
         difference=difference,
         test=test,
-        problems=tuple(_problems(workspace, canary, arms, outcomes, now)),
+        problems=tuple(_problems(workspace, canary, arms, outcomes, test, now)),
         line=_line(arms, difference, test, config, status),
         unclear=outcomes.unclear,
         unnamed=outcomes.unnamed,
@@ -252,7 +252,12 @@ def canary_problems(canary: Canary) -> list[str]:
 
 
 def _problems(
-    workspace: Workspace, canary: Canary, arms: list[ArmOutcomes], outcomes: Outcomes, now: datetime
+    workspace: Workspace,
+    canary: Canary,
+    arms: list[ArmOutcomes],
+    outcomes: Outcomes,
+    test: SequentialResult,
+    now: datetime,
 ) -> list[str]:
     # Without numbers that grow with each outcome: a loop that watches would say each line again and again.
     both = f"{canary.name} or {canary.champion_name}"
@@ -267,6 +272,14 @@ def _problems(
             problems.append(
                 f"{arm.name} has reported no outcome: check that the server reads the split, and sends "
                 f'"arm": "{arm.name}" with the feedback'
+            )
+    # Only outcomes of the same time are compared: those of an arm that has gone silent wait.
+    for arm, other, waiting in zip(arms, reversed(arms), reversed(test.waiting), strict=True):
+        expected = waiting * other.share / arm.share
+        if other.total and min(waiting, expected) >= BLOCK_OUTCOMES + _EXPECTED and not test.decision:
+            problems.append(
+                f"{other.name} does not report at the time of {arm.name}: outcomes are compared within the same time, "
+                "and many have none to be compared with"
             )
     return problems
 

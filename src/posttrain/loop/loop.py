@@ -83,7 +83,7 @@ class Loop:
         last = rounds if rounds is not None else self.config.rounds or sys.maxsize
         check_suite_files(self.config, self.workspace.root)
         self._check_shapes()
-        loop = self.workspace.hold(self.workspace.loop_lock, "another posttrain runs this loop")
+        loop = self.workspace.hold(self.workspace.loop_lock, "another process runs this loop")
         with loop, self.workspace.work():
             # Before any round: a run killed between the registry's row and its link or hook must not leave them behind.
             self._mend_base()

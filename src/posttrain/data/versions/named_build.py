@@ -80,7 +80,7 @@ def build(config: BuildConfig | Mapping[str, Any], workspace: Workspace | None =
     if workspace is None:
         with Workspace.create(config.workspace) as opened:
             return build(config, opened)
-    busy = f"another posttrain builds `{config.name}`"
+    busy = f"another process builds `{config.name}`"
     with workspace.work(), workspace.hold(f"dataset-{config.name}", busy):
         return _build(config, workspace)
 
