@@ -35,12 +35,16 @@ def make_model(tiny_model: Path, tmp_path: Path) -> MakeModel:
             key: (value.float() + scale * (seed > 0) * torch.randn(value.shape, generator=generator)).to(dtype)
             for key, value in load_file(tiny_model / "model.safetensors").items()
         }
+        names = {*weights, "lm_head.weight"}
         if change is not None:
             change(weights)
         write_weights(folder, weights, shards)
-        if config:
-            file = folder / "config.json"
-            file.write_text(json.dumps(json.loads(file.read_text()) | dict(config)))
+        values = dict(config or {})
+        if any(key not in names and not key.endswith(".bias") for key in weights):
+            # Of a family that transformers does not know, as it would not load these tensors.
+            values.setdefault("model_type", "unknown")
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | values))
         return folder
 
     return make

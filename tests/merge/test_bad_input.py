@@ -60,7 +60,8 @@ def test_other_architectures(make_model: Any, assert_refused: AssertRefused) -> 
     assert_refused(r"tensor model.norm.weight has the shape \[50\] in .*shape` and \[96\] in", [model, shape])
     less = make_model("less", change=lambda weights: weights.pop(_NORM))
     assert_refused("tensor model.norm.weight is in `.*model` and not in `.*less`", [model, less])
-    more = make_model("more", change=lambda weights: weights.update({"model.extra.weight": torch.ones(2)}))
+    extra = {"model.extra.weight": torch.ones(2)}
+    more = make_model("more", change=lambda weights: weights.update(extra), config={"model_type": "llama"})
     assert_refused("tensor model.extra.weight is in `.*more` and not in `.*model`", [model, more])
 
 
@@ -122,6 +123,28 @@ def test_numbers_beyond_float16(make_model: Any, assert_refused: AssertRefused) 
     model = make_model("model", change=_replace(_NORM, lambda value: value * 0 + 1e6))
     recipe = {"models": [str(model)], "dtype": "float16"}
     assert_refused("tensor model.norm.weight has numbers beyond float16's", recipe, before_work=False)
+
+
+@pytest.mark.parametrize("method", ["linear", "slerp", "dare_linear", "della", "extract_lora"])
+def test_numbers_beyond_float32(method: str, make_model: Any, assert_refused: AssertRefused, tmp_path: Path) -> None:
+    matrix, largest = "model.layers.0.mlp.up_proj.weight", 3e38
+
+    def extreme(sign: int) -> Any:
+        return make_model(f"m{sign}", dtype=torch.float32, change=_replace(matrix, lambda v: largest * sign * v.sign()))
+
+    options = {"linear": {"normalize": False}, "slerp": {}}.get(method, {"base": make_model("base")})
+    models = [extreme(1), make_model("small") if method == "linear" else extreme(-1)]
+    models = models[:1] if method == "extract_lora" else models
+    if method == "linear":
+        options["weights"] = [2.0, 1.0]
+    assert_refused("^the result: .* beyond b?float", models, before_work=False, method=method, **options)
+    assert_refused(
+        "scale of .* is a number, not `1e.39`, which is too large", models[:1], method="passthrough", scale=1e39
+    )
+    for weight in (1e308, 10**400):
+        assert_refused("weight of .* which is too large", [models[0]] * 2, weights=[weight, weight])
+    options = {"base": make_model("other"), "weights": [1e30], "scale": 1e30, "method": "task_arithmetic"}
+    assert_refused("beyond float32's", models[:1], before_work=False, **options)
 
 
 def test_wrong_options(make_model: Any, assert_refused: AssertRefused) -> None:

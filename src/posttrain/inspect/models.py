@@ -10,6 +10,7 @@ from posttrain.inspect.model_card import CARD, model_card
 from posttrain.loop.config import Config
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.state import RoundState
+from posttrain.models.loading import check_loadable
 from posttrain.store.artifacts import MANIFEST
 from posttrain.store.errors import UserError
 from posttrain.store.files import disk_errors, remove_tree, temporary_folder
@@ -58,7 +59,7 @@ def export_model(workspace: Workspace, model: str, folder: Path, card: str | Non
         card: Content of its ``README.md``; None for none.
 
     Raises:
-        UserError: the folder exists, or the disk refused.
+        UserError: the folder exists, the disk refused, or the weights are not those of the config.
         DamagedArtifactError: the model is missing or damaged.
     """
     source = workspace.artifacts.path(model)
@@ -70,6 +71,7 @@ def export_model(workspace: Workspace, model: str, folder: Path, card: str | Non
         remove_tree(partial)
         # By content alone: an artifact's files are read-only, and the copy is the user's own.
         shutil.copytree(source, partial, ignore=shutil.ignore_patterns(MANIFEST), copy_function=shutil.copyfile)
+        check_loadable(partial)
         if card is not None:
             (partial / CARD).write_text(card, encoding="utf-8")
         partial.rename(folder)

@@ -28,9 +28,10 @@ from posttrain.merge.engine import (
 )
 from posttrain.merge.lora_adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdaptedModel
 from posttrain.merge.low_rank import LowRank, concatenate, truncated_svd
-from posttrain.merge.plan import DTYPES, MergePlan, TensorPlan
+from posttrain.merge.plan import DTYPES, MergePlan, TensorPlan, number_name
 from posttrain.merge.sources import is_embedding
 from posttrain.merge.tensor_reader import Digests
+from posttrain.models.loading import is_finite
 from posttrain.store.errors import UserError, WorkError, shorten
 from posttrain.store.files import disk_errors, write_atomically
 from posttrain.store.progress import progress_bar
@@ -241,6 +242,10 @@ def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, str
     """Writes the adapter's file, reads it back, and returns the digest (XXH3, 128 bits) of each tensor."""
     from safetensors.torch import load_file, save_file
 
+    for name, tensor in tensors.items():
+        if not is_finite(tensor):
+            what = f"tensor {shorten(name)} has numbers beyond {number_name(tensor.dtype)}'s"
+            raise UserError(what, where="the result", fix="choose smaller weights, or dtype: float32")
     file = folder / ADAPTER_WEIGHTS
     with disk_errors(folder):
         save_file(dict(sorted(tensors.items())), file, {"format": "pt"})

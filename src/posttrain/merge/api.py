@@ -29,6 +29,7 @@ from posttrain.merge.plan_builder import build_plan
 from posttrain.merge.plan_statistics import Examples, check_data, needs_statistics, with_statistics
 from posttrain.merge.preflight import check_architectures, check_weights
 from posttrain.merge.recipe import AUTO, Recipe, read_recipe
+from posttrain.merge.result_config import check_result
 from posttrain.merge.shard_writer import SHARD_BYTES
 from posttrain.merge.sources import ModelFolder, WeightSource
 from posttrain.merge.statistics import Example
@@ -202,6 +203,8 @@ def _plan_of(
             plan = plan_mixture(recipe, models, template, tokenizer)
         else:
             plan = build_plan(recipe, models, tokenizer)
+        if not writes_adapter(recipe):
+            check_result(plan)
         check_weights(plan)
         check_data(plan)
         if examples is None:

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from posttrain.jobs.forks import forked_workers, is_worker
-from posttrain.merge.plan import MergePlan, TensorPlan
+from posttrain.merge.plan import MergePlan, TensorPlan, number_name
 from posttrain.merge.shard_writer import SHARD_BYTES, ShardWriter, TensorSpec
 from posttrain.merge.sources import block_rows
 from posttrain.merge.tensor_group import BlockFunction, TensorGroup
 from posttrain.merge.tensor_reader import Arena, Digests
+from posttrain.models.loading import is_finite
 from posttrain.store.errors import UserError
 from posttrain.store.progress import progress_bar
 
@@ -217,6 +218,9 @@ class MergeJob:
         function, merged, done = tensor.method.function(group, **tensor.options), torch.empty(tensor.elements), 0
         for block in group.blocks():
             result = function(block).reshape(-1)
+            if not is_finite(result):
+                what = f"the change of tensor {tensor.name} has numbers beyond float32's"
+                raise UserError(what, where="the result", fix="choose smaller weights, or check the models' numbers")
             merged[done : done + len(result)] = result
             done += len(result)
         return merged.view(tensor.shape)
@@ -231,8 +235,7 @@ class MergeJob:
                 if len(rounded) < result.numel():
                     rounded = self._arena.take_host("rounded", result.numel(), tensor.dtype)
                 result = rounded[: result.numel()].copy_(result.reshape(-1))
-            if tensor.dtype == torch.float16:
-                _check_range(tensor, result)
+            _check_range(tensor, result)
             yield result
 
     def _copied(self, tensor: TensorPlan) -> Iterator[Tensor]:
@@ -243,6 +246,7 @@ class MergeJob:
         while done < tensor.elements:
             count = min(step, tensor.elements - done)
             entry.source.read(entry.tensor, done, part[:count])
+            _check_range(tensor, part[:count])
             yield part[:count]
             done += count
 
@@ -278,8 +282,11 @@ class MergeJob:
 
 
 def _check_range(tensor: TensorPlan, result: Tensor) -> None:
-    if not torch.isfinite(result).all():
-        raise UserError(f"tensor {tensor.name} has numbers beyond float16's", where="dtype", fix="write it in bfloat16")
+    if not is_finite(result):
+        half = tensor.dtype == torch.float16
+        fix = "write it in bfloat16" if half else "choose smaller weights, or check the models' numbers"
+        what = f"tensor {tensor.name} has numbers beyond {number_name(tensor.dtype)}'s"
+        raise UserError(what, where="dtype" if half else "the result", fix=fix)
 
 
 @contextmanager

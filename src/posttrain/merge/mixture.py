@@ -20,7 +20,7 @@ from posttrain.merge.plan import (
     tensor_names,
 )
 from posttrain.merge.recipe import ModelEntry, Position, Recipe, resolve
-from posttrain.merge.sources import WeightSource
+from posttrain.merge.sources import HEAD, WeightSource
 from posttrain.merge.tensor_reader import TensorInput
 from posttrain.models.loading import load_config
 from posttrain.store.errors import UserError
@@ -151,6 +151,7 @@ def plan_mixture(
     for name, shape in gates.shapes().items():
         tensors.append(TensorPlan(name, shape, dtype, (TensorInput(gates, name),), None, None, options))
     changes = _config(family, template, len(experts), options["experts_per_token"])
+    changes |= {"tie_word_embeddings": False} if HEAD in names else {}
     return MergePlan(recipe, tensors, [*sources.values(), gates], template, *tokenizer, config_changes=changes)
 
 

@@ -10,6 +10,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from posttrain.merge.plan import MergePlan
+from posttrain.merge.result_config import result_config
 from posttrain.merge.sources import CONFIG
 from posttrain.models.loading import GENERATION_CONFIG
 from posttrain.store.errors import StorageError, UserError
@@ -118,20 +119,12 @@ def write_config(plan: MergePlan, folder: Path) -> None:
             if file.is_file() and _matches(file.name, _COPIED):
                 shutil.copyfile(file, folder / file.name)
     copy_tokenizer(plan, folder)
-    config = dict(plan.template.config) | dict(plan.config_changes)
     if plan.token_ids is not plan.template:
-        # Numbers of special tokens are those of the tokenizer's own model.
-        config = {key: value for key, value in config.items() if not key.endswith("_token_id")}
-        config |= {key: value for key, value in plan.token_ids.config.items() if key.endswith("_token_id")}
         (folder / GENERATION_CONFIG).unlink(missing_ok=True)
         if (own := plan.token_ids.folder / GENERATION_CONFIG).is_file():
             with disk_errors(folder):
                 shutil.copyfile(own, folder / GENERATION_CONFIG)
-    floating = [tensor.dtype for tensor in plan.tensors if tensor.dtype.is_floating_point]
-    if floating:
-        config.pop("torch_dtype", None)
-        config["dtype"] = str(max(set(floating), key=floating.count)).removeprefix("torch.")
-    write_atomically(folder / CONFIG, json.dumps(config, indent=2).encode())
+    write_atomically(folder / CONFIG, json.dumps(result_config(plan), indent=2).encode())
 
 
 def copy_tokenizer(plan: MergePlan, folder: Path) -> None:

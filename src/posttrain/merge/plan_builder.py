@@ -24,6 +24,7 @@ from posttrain.merge.plan import (
     writes_adapter,
 )
 from posttrain.merge.recipe import AUTO, LayerRule, ModelEntry, Position, Recipe, Slice, Value, resolve
+from posttrain.merge.result_config import stacked_changes
 from posttrain.merge.sources import HEAD, LAYER, WeightSource, embedding_of, layer_of
 from posttrain.store.errors import UserError
 
@@ -205,6 +206,7 @@ class _Stack:
     def plan(self, template: WeightSource, tokenizer: tuple[Path, WeightSource]) -> MergePlan:
         layers = sum(part.sources[0].layer_range[1] - part.sources[0].layer_range[0] for part in self.recipe.slices)
         tensors: list[TensorPlan] = []
+        origins: list[tuple[WeightSource, int]] = []
         builders = [self._builder(part) for part in self.recipe.slices]
         first, last = builders[0], builders[-1]
         names = tensor_names(first.models)
@@ -213,15 +215,18 @@ class _Stack:
         outside = [name for name in names if layer_of(name) is None]
         behind = max((at for at, name in enumerate(names) if layer_of(name) is not None), default=-1)
         # What comes before the layers is the first slice's, and what comes after them the last one's.
-        tail = {name for name in outside if names.index(name) > behind or name == HEAD}
+        tail = {name for at, name in enumerate(names) if layer_of(name) is None and (at > behind or name == HEAD)}
         for name in outside:
             builder = last if name in tail else first
             tensors.append(builder.tensor(name, dict.fromkeys(range(len(builder.models)), name), name, layers))
         start = 0
         for part, builder in zip(self.recipe.slices, builders, strict=True):
             tensors += self._layers(part, builder, start, layers)
-            start += part.sources[0].layer_range[1] - part.sources[0].layer_range[0]
-        changes = _config_changes(template, tensors) | {"num_hidden_layers": layers}
+            low, high = part.sources[0].layer_range
+            owner = self.sources[part.sources[0].model, part.sources[0].adapter]
+            origins += [(owner, layer) for layer in range(low, high)]
+            start += high - low
+        changes = _config_changes(template, tensors) | stacked_changes(template, origins)
         return MergePlan(self.recipe, tensors, list(self.sources.values()), template, *tokenizer, layers, changes)
 
     def _builder(self, part: Slice) -> _Builder:
@@ -234,19 +239,21 @@ class _Stack:
         tensors = []
         low, high = part.sources[0].layer_range
         ranges = [entry.layer_range[0] if hasattr(entry, "layer_range") else low for entry in builder.entries]
-        known = {layer_of(name) for name in builder.models[0].shapes()}
+        known: dict[int, list[str]] = {}
+        for name in builder.models[0].shapes():
+            if (layer := layer_of(name)) is not None and not DERIVED.search(name):
+                known.setdefault(layer, []).append(name)
         for step in range(high - low):
             if ranges[0] + step not in known:
                 raise UserError(
                     f"`{builder.entries[0].model}` has no layer {ranges[0] + step}",
                     where="slices",
-                    fix=f"it has {len(known - {None})} layers, from 0 on",
+                    fix=f"it has {len(known)} layers, from 0 on",
                 )
-            for name in builder.models[0].shapes():
-                if layer_of(name) == ranges[0] + step and not DERIVED.search(name):
-                    inputs = {number: _in_layer(name, first + step) for number, first in enumerate(ranges)}
-                    result = _in_layer(name, start + step)
-                    tensors.append(builder.tensor(result, inputs, _in_layer(name, low + step), layers))
+            for name in known[ranges[0] + step]:
+                inputs = {number: _in_layer(name, first + step) for number, first in enumerate(ranges)}
+                result = _in_layer(name, start + step)
+                tensors.append(builder.tensor(result, inputs, _in_layer(name, low + step), layers))
         return tensors
 
 

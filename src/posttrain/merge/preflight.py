@@ -33,7 +33,10 @@ _SHAPE_KEYS = (
 )
 
 # Keys that change what the same weights compute.
-_BEHAVIOUR_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "hidden_act", "rms_norm_eps", "sliding_window")
+_BEHAVIOUR_KEYS = (
+    *("rope_theta", "rope_scaling", "rope_parameters", "hidden_act", "rms_norm_eps", "sliding_window"),
+    *("layer_types", "no_rope_layers"),
+)
 
 _LARGEST_CHANGE = 1.0  # norm of the task vectors by that of the weights; fine-tuning stays far below 0.1
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from posttrain.models.chat import ChatTemplate, TokenizedExample
-from posttrain.models.loading import load_tokenizer, load_weights, not_finite
+from posttrain.models.loading import check_loadable, load_tokenizer, load_weights, not_finite
 from posttrain.models.sources import check_model_folder
 from posttrain.models.task import TaskConfig, Turns
 from posttrain.store.errors import UserError, WorkError
@@ -153,6 +153,7 @@ def save_language_model(model: LanguageModel, folder: Path, dtype: str = "bfloat
 
     Raises:
         WorkError: a weight is NaN or infinite; nothing is written.
+        UserError: the folder could not be loaded again, as the weights are not those of the config.
     """
     model.model.to(DTYPES[dtype])
     # After the rounding, as it overflows in float16.
@@ -160,6 +161,7 @@ def save_language_model(model: LanguageModel, folder: Path, dtype: str = "bfloat
         raise WorkError(f"the model is not saved: tensor {name} holds NaN or infinite numbers")
     model.model.save_pretrained(folder)
     model.tokenizer.save_pretrained(folder)
+    check_loadable(folder)
 
 
 def has_full_attention(lm: LanguageModel, tokens: int) -> bool:

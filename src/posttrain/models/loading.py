@@ -7,6 +7,8 @@ and what is neither, such as a defect in a library, stays the exception it is.
 from __future__ import annotations
 
 import errno
+import json
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,10 +24,14 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+log = logging.getLogger("posttrain")
+
 _CPU_MESSAGES = ("can't allocate memory", "not enough memory")
 """Messages of torch's CPU allocator, on POSIX systems and elsewhere; it has no error class for them."""
 
 GENERATION_CONFIG = "generation_config.json"
+
+_WHOLE = "use undamaged weights, or correct config.json"
 
 _BARE_ERRORS = (LookupError, TypeError, AttributeError, ArithmeticError)
 
@@ -173,22 +179,76 @@ def load_weights(
     load_generation_config(str(folder))
     # Little can be wrong with the files now; other errors are defects, and no user could do anything about them.
     with model_file_errors(what, str(folder), (ValueError, SafetensorError)):
-        model, loading = kind.from_pretrained(
+        model, loading = _from_pretrained(
+            kind,
             folder,
             config=config,
             dtype=dtype,
             # Pickled weights and a repository's own code could run anything on this machine.
             use_safetensors=True,
             trust_remote_code=False,
-            output_loading_info=True,
-            # Shapes are compared below: transformers' error does not name the tensor.
-            ignore_mismatched_sizes=True,
         )
     check_loaded(
         loading, str(folder), composite=config.get_text_config() is not config, unused=unused, optional=optional
     )
     check_finite(model, str(folder))
     return model
+
+
+def check_architecture(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
+    """Checks that transformers would load tensors as the model of a config; no number is read.
+
+    It warns where transformers does not know the model.
+
+    Args:
+        config: content of a ``config.json``.
+        shapes: of the tensors in the files, by name.
+        where: the beginning of errors.
+
+    Raises:
+        UserError: a tensor would be missing, left over or of another shape, or the config is impossible.
+    """
+    import torch
+    import transformers
+
+    known: Any = transformers.CONFIG_MAPPING
+    model_type, names = config.get("model_type"), config.get("architectures") or []
+    if model_type not in known:
+        log.warning("%s: transformers has no models of type %s, and nothing checks that it loads", where, model_type)
+        return
+    what = "no model has this config"
+    with model_file_errors(what, where):
+        described = known[model_type].from_dict(dict(config))
+        kind: Any = getattr(transformers, names[0], None) if names else None
+        kind = kind or transformers.AutoModelForCausalLM
+        tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+        _, loading = _from_pretrained(kind, None, config=described, state_dict=tensors, device_map={"": "meta"})
+    check_loaded(loading, where, composite=not names and described.get_text_config() is not described)
+
+
+def _from_pretrained(kind: Any, folder: Path | None, **options: Any) -> Any:
+    """Returns the model and transformers' loading info, which `check_loaded` reads.
+
+    Raises:
+        ValueError: tensors that the model holds as one, such as a layer's experts, do not fit each other.
+    """
+    try:
+        # Shapes are compared later: transformers' error does not name the tensor.
+        return kind.from_pretrained(folder, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+    except RuntimeError as error:
+        if "conversion of the weights" not in str(error):
+            raise
+        raise ValueError("a layer lacks an expert, or holds one of another shape") from None
+
+
+def check_loadable(folder: Path) -> None:
+    """Checks that the weights in a folder are those of its config; reads their headers alone.
+
+    Raises:
+        UserError: as `check_architecture`, or a file is damaged.
+    """
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    check_architecture(config, {name: header.shape for name, header in read_headers(folder).items()}, str(folder))
 
 
 def check_loaded(
@@ -214,7 +274,7 @@ def check_loaded(
         raise UserError(_other_shape(name, tuple(stored), tuple(expected)), where=where)
     missing = sorted(name for name in loading["missing_keys"] if not (optional and re.search(optional, name)))
     if missing:
-        raise UserError(f"{len(missing)} weights are missing, the first is {missing[0]}", where=where)
+        raise UserError(f"{len(missing)} weights are missing, the first is {missing[0]}", where=where, fix=_WHOLE)
     left = [name for name in loading["unexpected_keys"] if not _COMPUTED_BUFFERS.search(name)]
     left = sorted(name for name in left if not (unused and re.search(unused, name)))
     if composite:
@@ -248,7 +308,7 @@ def check_finite_files(folder: Path) -> None:
     for file in weight_files(folder):
         with safe_open(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - it is not a dictionary
-                if not _is_finite(tensors.get_tensor(name)):
+                if not is_finite(tensors.get_tensor(name)):
                     raise _not_finite_error(name, str(file))
 
 
@@ -258,12 +318,13 @@ def not_finite(model: nn.Module) -> str | None:
     for name, tensor in model.state_dict().items():
         if tensor.data_ptr() not in seen:
             seen.add(tensor.data_ptr())
-            if not _is_finite(tensor):
+            if not is_finite(tensor):
                 return name
     return None
 
 
-def _is_finite(tensor: torch.Tensor) -> bool:
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor holds neither NaN nor infinite numbers."""
     import torch
 
     if not tensor.is_floating_point() or not tensor.numel():

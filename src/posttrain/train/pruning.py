@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from posttrain.models.importance import importance_by_activation
-from posttrain.models.loading import load_config
+from posttrain.models.loading import check_loadable, load_config
 from posttrain.models.packing import Unit
 from posttrain.models.pruning import check_pruning, choose_parts, prune_model
 from posttrain.models.task import TaskConfig
@@ -82,6 +82,7 @@ def pruned_base(
         make_folder(unfinished)
         lm.model.save_pretrained(unfinished)
         lm.tokenizer.save_pretrained(unfinished)
+        check_loadable(unfinished)
         (unfinished / _REPORT).write_text(json.dumps(report), encoding="utf-8")
         sync_tree(unfinished)
         unfinished.rename(folder)

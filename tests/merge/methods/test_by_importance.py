@@ -17,6 +17,7 @@ from posttrain.store.errors import UserError
 HEADS, GROUPS, SIZE, LAYERS = 4, 2, 32, 4
 WEIGHT = [3.0, 1.0, 0.0]
 IMPORTANCE = [[0.5, 1.0, 0.0, 0.25], [1.0, 2.0, 0.0, 0.25], [0.25, 0.25, 3.0, 0.0]]
+FAMILY = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}  # whose attention has these biases
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_tiny_model(root / "base", width=128, layers=LAYERS)
     config = json.loads((root / "base" / "config.json").read_text())
     assert (config["num_attention_heads"], config["num_key_value_heads"]) == (4, 1)
-    (root / "base" / "config.json").write_text(json.dumps(config | {"num_key_value_heads": GROUPS}))
+    (root / "base" / "config.json").write_text(json.dumps(config | {"num_key_value_heads": GROUPS} | FAMILY))
     tensors = weights_of(root / "base")
     for layer in range(LAYERS):
         for name in "kv":

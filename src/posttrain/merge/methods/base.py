@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
 
-from posttrain.store.errors import UserError, suggest
+from posttrain.store.errors import UserError, shorten, suggest
 
 Result = Literal["model", "adapter", "mixture"]
 """Kind of a method's result: a model like its inputs, a LoRA adapter on the base, or a mixture of experts."""
+
+FLOAT32_MAX = (2 - 2**-23) * 2.0**127
+"""The largest number that methods, which compute in float32, can work with."""
 
 PerModel = tuple[float, ...]
 """Annotation of an option with one number a model; a single number counts for all of them."""
@@ -126,9 +129,11 @@ class MergeMethod:
 
     def _number(self, option: str, kind: type, value: Any, where: str) -> Any:
         bounds = self.ranges.get(option, Range())
-        fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= FLOAT32_MAX
         if not fits or (kind is int and value != int(value)):
-            raise UserError(f"is {'an integer' if kind is int else 'a number'}, not `{value}`", where=where)
+            size = ", which is too large" if isinstance(value, int | float) and abs(value) > FLOAT32_MAX else ""
+            what = f"is {'an integer' if kind is int else 'a number'}, not `{shorten(str(value))}`{size}"
+            raise UserError(what, where=where)
         if value not in bounds:
             raise UserError(f"{value} is not between {bounds.low:g} and {bounds.high:g}", where=where)
         return kind(value)

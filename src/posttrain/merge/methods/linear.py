@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from posttrain.merge.methods.base import PerModel, merge_method
+from posttrain.merge.methods.base import FLOAT32_MAX, PerModel, merge_method
 from posttrain.merge.tensor_group import Block, BlockFunction, TensorGroup
 from posttrain.store.errors import UserError
 
@@ -79,7 +79,13 @@ def combine_values(values: Tensor, coefficients: Sequence[float], out: Tensor | 
         values: float32 [models, rows, columns].
         coefficients: c, one a model.
         out: receives the sum; may be the first model's values.
+
+    Raises:
+        UserError: a coefficient, such as a weight times a scale, is beyond float32.
     """
+    if not all(abs(coefficient) <= FLOAT32_MAX for coefficient in coefficients):
+        what = "a model's weight is beyond float32's numbers"
+        raise UserError(what, where="the result", fix="choose smaller weights, or check the models' numbers")
     total = torch.mul(values[0], coefficients[0], out=out)
     for value, coefficient in zip(values[1:], coefficients[1:], strict=True):
         torch.add(total, value, alpha=coefficient, out=total)
