@@ -323,3 +323,10 @@ def test_identical_preference_pairs_are_skipped_and_counted(tmp_path: Path) -> N
         (3, "identical answers", False),
     ]
     assert skipped == problems
+
+
+def test_check_tells_programs_apart_by_their_indentation(tmp_path: Path) -> None:
+    programs = ["for x in y:\n    a\n    b", "for x in y:\n    a\nb", "for x in y:\r\n    a\r\nb\r\n"]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"prompt": text, "completion": "ok"}) + "\n" for text in programs))
+    assert [(problem.line, problem.kind) for problem in check_file(path, labels=["ok"])] == [(3, "duplicate")]

@@ -1,6 +1,7 @@
 """From files to pool, test and labelled: every planted fault found, every record accounted for."""
 
 import csv
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -202,3 +203,15 @@ def test_invalid_config_raises(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as error:
         config(**values)
     assert message in str(error.value)
+
+
+def test_a_pool_holds_one_record_of_an_id(tmp_path: Path) -> None:
+    """Labels are kept by id, and ids ignore the indentation in which programs differ."""
+    programs = ["for x in y:\n  a\n  b", "for x in y:\n  a\nb", "print(1)"]
+    (tmp_path / "pool.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in programs))
+    config = DataConfig.read({"pool": "pool.jsonl", "steps": ["exact"]}, "data")
+    data = build_pool_and_test(config, tmp_path, None)
+    assert data.pool["line"].to_pylist() == [1, 3]
+    assert data.rejected["pool"].select(["line", "reason", "detail"]).to_pylist() == [
+        {"line": 2, "reason": "same id", "detail": "the same as pool.jsonl:1 but for whitespace"}
+    ]

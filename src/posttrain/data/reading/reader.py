@@ -17,6 +17,7 @@ from posttrain.data.reading.data_files import (
 )
 from posttrain.data.reading.formats import read_rows
 from posttrain.data.reading.rows import Problem, Row, join_names, unknown_label_problem
+from posttrain.data.records.record import exact_record_ids
 
 _LINE_BITS = 40
 
@@ -136,8 +137,9 @@ def find_problems(
         if indices is not None and answer is not None and answer not in indices:
             yield unknown_label_problem(answer, indices, file, line)
         distinct = len(seen)
+        id, input_id = exact_record_ids(item)
         # As integers ids take half the memory that their texts take.
-        first = seen.setdefault(int(item["id"], 16), line)
+        first = seen.setdefault(int(id, 16), line)
         if len(seen) == distinct:
             message = f"the same record as line {first}"
             yield Problem(file, line, "duplicate", message, "only the first is used", blocking=False)
@@ -148,7 +150,7 @@ def find_problems(
         if number == len(names):
             names.append(answer)
         # Answer and line in one integer: a tuple would take twice the memory.
-        entry = answered.setdefault(int(item["input_id"], 16), number << _LINE_BITS | line)
+        entry = answered.setdefault(int(input_id, 16), number << _LINE_BITS | line)
         other, where = names[entry >> _LINE_BITS], entry & ((1 << _LINE_BITS) - 1)
         if other != answer:
             message = f"the same input is `{answer}` here and `{other}` on line {where}"

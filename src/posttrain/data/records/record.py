@@ -6,6 +6,7 @@ Two records that differ only in whitespace or in canonical Unicode forms have th
 import hashlib
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from json.encoder import encode_basestring_ascii
 from typing import Any, Literal, NamedTuple
@@ -153,16 +154,52 @@ def content_ids(
     rejected: str | None,
     text: str | None,
     image: str | None = None,
+    *,
+    normalised: bool = True,
 ) -> tuple[str, str]:
     """Returns `record_id` and `input_id`, normalising each text once.
 
     Args:
         image: Result of `image_name`; the same question about two images is two inputs.
+        normalised: False if texts count as they are.
     """
     # The layout of these bytes must never change: every stored id and dataset version depends on it.
-    turns, plain_text, image_part = _turns_bytes(prompt), _json_bytes(text), _image_bytes(image)
-    whole = b"[%s, %s, %s, %s%s]" % (turns, _json_bytes(completion), _json_bytes(rejected), plain_text, image_part)
+    write = _json_bytes if normalised else _raw_bytes
+    turns, plain_text, image_part = _turns_bytes(prompt, write), write(text), _image_bytes(image)
+    whole = b"[%s, %s, %s, %s%s]" % (turns, write(completion), write(rejected), plain_text, image_part)
     return _digest(whole), _digest(b"[%s, %s%s]" % (turns, plain_text, image_part))
+
+
+def exact_ids(table: pa.Table) -> tuple[list[str], list[str]]:
+    """Returns ``id`` and ``input_id`` of every record, and hashes of their own where a text has several lines.
+
+    In a program, a poem or a table the whitespace of a line says something, which ids ignore. Only the form of Unicode
+    and of line ends, and whitespace at the end of the text, do not count there.
+    """
+    ids, input_ids = table["id"].to_pylist(), table["input_id"].to_pylist()
+    several = [held.rows[_has_lines(held.texts)] for held in text_columns(table)]
+    rows = np.unique(np.concatenate(several))
+    for row, record in zip(rows.tolist(), table.take(pa.array(rows)).to_pylist(), strict=True):
+        ids[row], input_ids[row] = exact_record_ids(record)
+    return ids, input_ids
+
+
+def exact_record_ids(record: Mapping[str, Any]) -> tuple[str, str]:
+    """Returns one record's `exact_ids`."""
+    if not any("\n" in text or "\r" in text for text in record_texts(record)):
+        return record["id"], record["input_id"]
+    record = {**record, **map_texts(record, _exact_text)}
+    contents = {name: record[name] for name in ("prompt", "completion", "rejected", "text")}
+    return content_ids(**contents, image=image_name(record["meta"]), normalised=False)
+
+
+def _has_lines(texts: pa.Array) -> npt.NDArray[np.bool_]:
+    return np.asarray(pa.compute.match_substring_regex(texts, r"[\r\n]").to_numpy(zero_copy_only=False), dtype=bool)
+
+
+def _exact_text(text: str) -> str:
+    text = unicodedata.normalize("NFC", text.replace("\r\n", "\n").replace("\r", "\n")).rstrip().lstrip("\n")
+    return text if "\n" in text else normalise_text(text)
 
 
 def image_name(meta: str | None) -> str | None:
@@ -213,12 +250,14 @@ def _json_bytes(text: str | None) -> bytes:
     return encode_basestring_ascii(normalise_text(text)).encode() if plain is None else b'"%s"' % plain
 
 
-def _turns_bytes(prompt: Sequence[Turn] | None) -> bytes:
+def _raw_bytes(text: str | None) -> bytes:
+    return b"null" if text is None else encode_basestring_ascii(text).encode()
+
+
+def _turns_bytes(prompt: Sequence[Turn] | None, write: Callable[[str | None], bytes] = _json_bytes) -> bytes:
     if prompt is None:
         return b"null"
-    parts = [
-        b"[%s, %s]" % (encode_basestring_ascii(turn["role"]).encode(), _json_bytes(turn["content"])) for turn in prompt
-    ]
+    parts = [b"[%s, %s]" % (encode_basestring_ascii(turn["role"]).encode(), write(turn["content"])) for turn in prompt]
     return b"[%s]" % b", ".join(parts)
 
 

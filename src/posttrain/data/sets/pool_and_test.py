@@ -95,6 +95,7 @@ def build_pool_and_test(
     for record_set in (labelled, pool):
         record_set.transform("split", partial(without_held_out_variants, held_out=evaluation, changed=changed))
     pool.apply_steps(*[step for step in steps if not step.training_only and not step.needs_answers])
+    pool.transform("exact", _drop_repeated_ids)
     rejected = [record_set.rejected.select(RECORD.names) for record_set in (labelled, pool)]
     # Test records drawn from the labelled files are in these files, too.
     test_records = [test.records] if isinstance(config.test, float) else []
@@ -116,6 +117,23 @@ def build_pool_and_test(
         labelled.records.combine_chunks(),
         {record_set.name: record_set.rejected for record_set in record_sets},
         [entry for record_set in record_sets for entry in record_set.full_funnel()],
+    )
+
+
+def _drop_repeated_ids(pool: pa.Table) -> Outcome:
+    """Rejects records with the id of an earlier one: scores and labels of the pool are kept by id."""
+    # Steps may keep programs that differ in indentation, which ids ignore.
+    first: dict[str, int] = {}
+    repeats = {row: first.setdefault(id, row) for row, id in enumerate(pool["id"].to_pylist())}
+    where = locations(pool)
+    return reject_rows(
+        pool,
+        "exact",
+        {
+            row: Rejection("same id", f"the same as {where[other]} but for whitespace")
+            for row, other in repeats.items()
+            if row != other
+        },
     )
 
 

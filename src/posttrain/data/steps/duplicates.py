@@ -14,7 +14,7 @@ from pydantic import Field
 from posttrain.data.arrays import Indices
 from posttrain.data.quality.features import embed_texts
 from posttrain.data.records.outcome import Rejection
-from posttrain.data.records.record import TextField, joined_texts, locations
+from posttrain.data.records.record import TextField, exact_ids, joined_texts, locations
 from posttrain.data.similarity.cosine import cosine_clusters, cosines
 from posttrain.data.similarity.minhash import cached_minhash_sketch
 from posttrain.data.similarity.near_duplicates import cluster_near_duplicates, similarities
@@ -107,63 +107,74 @@ def _repeats_in_clusters(rows: Indices, cluster: Indices, answers: npt.NDArray[n
 
 
 class Exact(GlobalStep):
-    """Keeps the first of records with equal normalised content."""
+    """Keeps the first of records with equal content.
+
+    Whitespace and canonical forms of Unicode do not count in a text of one line; in one of several lines, such as a
+    program, whitespace does.
+    """
 
     name: ClassVar[str] = "exact"
+    version: ClassVar[int] = 2
     evaluation: ClassVar[bool] = True
+
+    def sketch(self, table: pa.Table) -> pa.Table:
+        return pa.table({"exact_id": pa.array(exact_ids(table)[0], pa.string())})
 
     def decide(self, corpus: Corpus) -> GlobalResult:
         # Fixed-width bytes sort ten million ids in place, without a Python object each.
-        ids = np.asarray(corpus.sketches()["id"].to_numpy(), dtype="S20")
+        ids = np.asarray(corpus.sketches()["exact_id"].to_numpy(), dtype="S20")
         rows = np.flatnonzero(corpus.alive)
         _, first, inverse = np.unique(ids[rows], return_index=True, return_inverse=True)
         first_rows = rows[first][inverse]  # np.unique returns the first of equal ids
         duplicates = rows[first_rows != rows]
         originals = first_rows[first_rows != rows]
-        where = _locations_by_row(corpus, np.unique(originals))
+        named = np.unique(originals)
+        records = corpus.columns(["id", "source", "line"]).take(pa.array(named))
+        origins = dict(
+            zip(named.tolist(), zip(records["id"].to_pylist(), locations(records), strict=True), strict=True)
+        )
         rejections = {}
         for row, other in zip(duplicates.tolist(), originals.tolist(), strict=True):
-            identity = ids[other].decode()
-            detail = f"the same as {where[other]}"
-            rejections[row] = Rejection("exact duplicate", detail, cluster=identity, kept=identity)
+            identity, where = origins[other]
+            rejections[row] = Rejection("exact duplicate", f"the same as {where}", cluster=identity, kept=identity)
         return GlobalResult(rejections)
-
-
-def _locations_by_row(corpus: Corpus, rows: np.ndarray) -> dict[int, str]:
-    """Returns ``file:line`` of some rows."""
-    return dict(zip(rows.tolist(), locations(corpus.columns(["source", "line"]).take(pa.array(rows))), strict=True))
 
 
 class Conflicts(GlobalStep):
     """Rejects all records with equal inputs and different answers, as nothing says which answer is right.
 
     It is skipped without a closed label set, where one input may have several good answers. Preference pairs and
-    records without an answer pass.
+    records without an answer pass. Inputs and answers are compared as `exact` compares records.
     """
 
     name: ClassVar[str] = "conflicts"
+    version: ClassVar[int] = 2
     evaluation: ClassVar[bool] = True
     needs_answers: ClassVar[bool] = True
     needs_labels: ClassVar[bool] = True
 
     def sketch(self, table: pa.Table) -> pa.Table:
         answered = pa.compute.and_(pa.compute.is_valid(table["completion"]), pa.compute.is_null(table["rejected"]))
-        return table.select(["id", "input_id"]).append_column("answered", answered)
+        ids, inputs = exact_ids(table)
+        return pa.table({"exact_id": pa.array(ids, pa.string()), "input": pa.array(inputs, pa.string())}).append_column(
+            "answered", answered
+        )
 
     def decide(self, corpus: Corpus) -> GlobalResult:
         sketches = corpus.sketches()
         rows = np.flatnonzero(corpus.alive & sketches["answered"].to_numpy())
-        inputs = np.asarray(sketches["input_id"].to_numpy(), dtype="S20")[rows]
-        ids = np.asarray(sketches["id"].to_numpy(), dtype="S20")[rows]
+        inputs = np.asarray(sketches["input"].to_numpy(), dtype="S20")[rows]
+        ids = np.asarray(sketches["exact_id"].to_numpy(), dtype="S20")[rows]
         # An id holds input and answer, so an input with two different ids has two different answers.
         distinct = np.unique(np.stack([inputs, ids]), axis=1)[0]
         names, counts = np.unique(distinct, return_counts=True)
         disputed = rows[np.isin(inputs, names[counts > 1])]
         records = corpus.take(disputed)
+        named = sketches["input"].take(pa.array(disputed)).to_pylist()
         quotes = [
             (identity, f"`{answer}` at {where}")
             for identity, answer, where in zip(
-                records["input_id"].to_pylist(), records["completion"].to_pylist(), locations(records), strict=True
+                named, records["completion"].to_pylist(), locations(records), strict=True
             )
         ]
         details: dict[str, list[str]] = {}
