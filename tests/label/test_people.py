@@ -288,3 +288,111 @@ def test_columns_of_the_gold_file_do_not_tell_which_items_are_gold(
     assert {tuple(item.content["meta"]) for item in items} == {("channel", "city")}
     assert {item.content["meta"]["city"] for item in items} == {"Bonn", "Oslo"}
     assert "phone" in {item.content["meta"]["channel"] for item in items}
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_rows(path: Path, rows: list[dict[str, str]]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def copy_for(folder: Path, name: str, labels: list[str]) -> None:
+    """Fill a person's copy of the file."""
+    copy = folder / "labels" / f"round-1.{name}.csv"
+    copy.write_bytes(file_of(folder).read_bytes())
+    fill(copy, labels)
+
+
+def test_copies_say_by_their_name_who_answers(
+    build: Build, batch: Batch, request_of: AnnotationRequest, tmp_path: Path
+) -> None:
+    people, records = build(overlap=2), batch("one", "two", "three")
+    first = waiting(people, records, request_of)
+    assert (
+        "items want the answers of 2 people: each fills a copy, labels/round-1.NAME.csv, or rows with their name"
+        in first
+    )
+    fill(file_of(tmp_path), ["card", "cash", "loan"])
+    text = waiting(people, records, request_of)
+    assert text.startswith("0 of 3 are decided, 3 answers are wanted; answer on the pages")
+    assert "of 2 people, so far those of file: each fills a copy, labels/round-1.NAME.csv" in text
+    copy_for(tmp_path, "ana", ["card", "card", ""])
+    text = waiting(people, records, request_of)
+    assert text.startswith("1 of 3 are decided, 2 answers are wanted")
+    # One has two answers that differ, so that a third person is asked.
+    assert "of 3 people, so far those of ana, file" in text
+    copy_for(tmp_path, "ana", ["card", "cash", "loan"])
+    labelled = people.annotate(records, request_of)
+    assert [(label, who) for label, who, _ in sources(labelled)] == [
+        ("card", "ana, file"),
+        ("cash", "ana, file"),
+        ("loan", "ana, file"),
+    ]
+
+
+def test_a_column_says_who_answers_each_row(
+    build: Build, batch: Batch, request_of: AnnotationRequest, tmp_path: Path
+) -> None:
+    people, records = build(overlap=2), batch("one", "two")
+    waiting(people, records, request_of)
+    rows = rows_of(file_of(tmp_path))
+    assert list(rows[0]) == ["id", "prompt", "skip", "label", "annotator"]
+
+    def answer(*given: tuple[int, str, str]) -> None:
+        write_rows(file_of(tmp_path), [{**rows[at], "label": label, "annotator": who} for at, label, who in given])
+
+    answer((0, "card", "anna"), (1, "card", "ana"), (0, "card", "bo"), (1, "", "bo"))
+    waiting(people, records, request_of)
+    # Names and labels follow the file until the batch is closed: `anna` was a mistake, and is not a second person.
+    answer((0, "card", "ana"), (1, "cash", "ana"))
+    assert waiting(people, records, request_of).startswith("0 of 2 are decided, 2 answers are wanted")
+    assert people.queue.answers()["annotator"].to_pylist() == ["ana", "ana"]
+    answer((0, "card", "ana"), (1, "cash", "ana"), (1, "cash", "bo"), (0, "card", "ana"))
+    with pytest.raises(UserError, match=r"round-1\.csv:5: `\w+` is already on line 2; `ana` answers it once"):
+        people.annotate(records, request_of)
+    answer((0, "card", "ana"), (1, "cash", "ana"), (1, "cash", "bo"))
+    write_rows(tmp_path / "labels" / "round-1.bo.csv", [{**rows[0], "label": "card"}, {**rows[1], "label": "cash"}])
+    with pytest.raises(
+        UserError, match=r"round-1\.bo\.csv: `bo` has answered the record `\w+` in another file already"
+    ):
+        people.annotate(records, request_of)
+    answer((0, "card", "ana"), (1, "cash", "ana"))
+    labelled = people.annotate(records, request_of)
+    assert [(label, who) for label, who, _ in sources(labelled)] == [("card", "ana, bo"), ("cash", "ana, bo")]
+
+
+def test_an_answer_on_the_pages_is_not_a_second_one_beside_the_same_persons_row(
+    build: Build, batch: Batch, request_of: AnnotationRequest, tmp_path: Path
+) -> None:
+    people, records = build(overlap=2), batch("one", "two")
+    waiting(people, records, request_of)
+    add_accounts(people.queue.metadata, "ana", "bo")
+    task = people.queue.next("ana")
+    assert task is not None
+    people.queue.answer(task.item, "ana", "card", seconds=1)
+    copy_for(tmp_path, "ana", ["cash", "cash"])
+    assert waiting(people, records, request_of).startswith("0 of 2 are decided, 2 answers are wanted")
+    assert sorted(people.queue.answers()["answer"].to_pylist()) == ["card", "cash"]
+    copy_for(tmp_path, "ana", ["", ""])
+    waiting(people, records, request_of)
+    assert people.queue.answers()["answer"].to_pylist() == ["card"]
+
+
+@pytest.mark.parametrize("settings", [{"overlap": 2}, {"overlap": 1, "check": 1.0}])
+def test_lowering_the_overlap_counts_for_the_open_batch(
+    settings: dict[str, object], build: Build, batch: Batch, request_of: AnnotationRequest, tmp_path: Path
+) -> None:
+    people, records = build(**settings), batch("one", "two")
+    waiting(people, records, request_of)
+    fill(file_of(tmp_path), ["card", "cash"])
+    assert waiting(people, records, request_of).startswith("0 of 2 are decided, 2 answers are wanted")
+    # A higher one counts for later batches.
+    assert waiting(build(overlap=3), records, request_of).startswith("0 of 2 are decided, 2 answers are wanted")
+    labelled = build(overlap=1, check=0).annotate(records, request_of)
+    assert sources(labelled) == [("card", "file", None), ("cash", "file", None)]

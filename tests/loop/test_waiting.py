@@ -12,7 +12,7 @@ import pytest
 from posttrain.label.queue import Queue
 from posttrain.loop.config import load_config
 from posttrain.loop.label_reports import label_reports
-from posttrain.loop.open_batch import export_batch, import_batch
+from posttrain.loop.open_batch import export_batch, import_batch, missing_answers
 from posttrain.store.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -59,6 +59,36 @@ def fill(small: Any) -> Callable[..., Path]:
         return target
 
     return fill_labels
+
+
+def test_two_people_finish_a_round_by_files_alone(
+    begun_workspace: Path, small: Any, open_loop: Open, fill: Callable[..., Path], tmp_path: Path
+) -> None:
+    root = shutil.copytree(begun_workspace, tmp_path / "workspace", symlinks=True)
+    label = {"annotator": "people", "queue": {"overlap": 2}}
+    small.configure(root, rounds=1, label=label)
+    loop = open_loop(root)
+    assert "labels/round-1.NAME.csv" in str(loop.run())
+    given = tmp_path / "sent.csv"
+    config = load_config(root)
+    assert export_batch(loop.store, config, given) == 12
+    mine = fill(given, tmp_path / "round-1-ana.csv")
+    for _ in range(2):
+        assert import_batch(loop.store, config, mine) == (12, 12)
+        missing = str(missing_answers(loop.store, config))
+        assert missing.startswith("0 of 12 are decided, 12 answers are wanted; answer on the pages")
+        assert "of 2 people, so far those of ana: each fills a copy, labels/round-1.NAME.csv" in missing
+    with pytest.raises(UserError, match=r"--annotator: `a/b` cannot be part of a file's name"):
+        import_batch(loop.store, config, mine, "a/b")
+    assert import_batch(loop.store, config, fill(given, tmp_path / "filled.csv"), "bo") == (12, 12)
+    assert missing_answers(loop.store, config) is None
+    assert sorted(path.name for path in (root / "labels").iterdir()) == [
+        "round-1.ana.csv",
+        "round-1.bo.csv",
+        "round-1.csv",
+    ]
+    assert loop.run() is None
+    assert label_reports(loop.store)[0]["annotators"] == {"ana, bo": 12}
 
 
 def test_a_round_resumes_once_its_label_file_is_filled_and_rules_know_the_quality_of_its_labels(

@@ -11,7 +11,7 @@ from posttrain.cli.serve import serve_labelling
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace, workspace_option
 from posttrain.label.tokens import Conflict
 from posttrain.loop.label_reports import label_reports
-from posttrain.loop.open_batch import export_batch, import_batch, waiting_round
+from posttrain.loop.open_batch import export_batch, import_batch, missing_answers, waiting_round
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.workspace import Workspace
 
@@ -102,13 +102,14 @@ def import_(
         open_workspace(workspace, write=True) as (store, config),
         webhook_calls(store.metadata, config.label.webhook),
     ):
-        special = batch or kind or question or field or annotator or gold or positions
+        special = batch or kind or question or field or gold or positions
         waiting = waiting_round(store)
         is_csv = format == "csv" or (format is None and file.suffix.lower() not in (".json", ".jsonl"))
         if waiting is not None and is_csv and not special:
-            filled, total = import_batch(store, config, file)
+            filled, total = import_batch(store, config, file, annotator)
             # A part of the labels may be imported, to be completed later; the round waits until all are in.
-            print_line(f"{filled} of {total} rows are filled in" + ("; now: posttrain run" if filled == total else ""))
+            rest = (missing_answers(store, config) or "now: posttrain run") if filled == total else None
+            print_line(f"{filled} of {total} rows are filled in" + (f"; {rest}" if rest else ""))
             return
         queue = _queue(store, config)
         pending = _pending_batch(queue, waiting)

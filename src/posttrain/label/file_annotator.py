@@ -13,6 +13,11 @@ from posttrain.label.formats.items import shown_text
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.text_files import read_text
 
+FILE = "file"
+"""Name of the annotator of rows that do not say who has answered."""
+
+_LONGEST_NAME = 80
+
 # Cells of the column `skip`, as checkboxes of spreadsheets write them.
 _NOT_SKIPPED, _NO_REASON = ("", "0", "false", "no"), ("1", "true", "yes", "x")
 
@@ -29,28 +34,31 @@ def export_labels(
     suggestions: Sequence[str | None] | None = None,
     candidates: Sequence[Sequence[str]] | None = None,
     answers: Mapping[str, str] | None = None,
+    *,
+    named: bool = False,
 ) -> str:
-    """Writes the batch as CSV text with the columns ``id, prompt, [suggestion,] [a, b,] skip, label``.
+    """Writes the batch as CSV text with the columns ``id, prompt, [suggestion,] [a, b,] skip, label[, annotator]``.
 
-    The last two are empty, for people to fill in one of them.
+    ``skip`` and ``label`` are empty, for people to fill in one of them.
 
     Args:
         batch: RECORD table of pool records.
         suggestions: The model's answers in the order of the batch; None where there is none.
         candidates: Two answers to choose between for each record; None for none.
         answers: Labels that are there already, by the record's id.
+        named: True for a column in which people say who has answered.
     """
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     shown = ([] if suggestions is None else ["suggestion"]) + ([] if candidates is None else ["a", "b"])
-    writer.writerow(["id", "prompt", *shown, "skip", "label"])
+    writer.writerow(["id", "prompt", *shown, "skip", "label", *["annotator"] * named])
     columns = (batch[column].to_pylist() for column in ("id", "prompt", "text"))
     for row, (identity, prompt, plain) in enumerate(zip(*columns, strict=True)):
         message = shown_text({"prompt": prompt, "text": plain})
         shown = [] if suggestions is None else [suggestions[row] or ""]
         shown += [] if candidates is None else candidates[row]
         label = (answers or {}).get(identity, "")
-        writer.writerow([identity, *map(escape_cell, (message, *shown)), "", escape_cell(label)])
+        writer.writerow([identity, *map(escape_cell, (message, *shown)), "", escape_cell(label), *[""] * named])
     return text.getvalue()
 
 
@@ -59,30 +67,54 @@ def import_labels(
 ) -> list[str | Skip | None]:
     """Reads the answers to ``batch``, in its order; None where a row has neither a label nor a mark that it is skipped.
 
-    Rows may be in any order, columns may have been added, and the delimiter may be a semicolon or a tab. The column
-    ``skip`` may be missing; its cells are reasons, or say yes or no.
+    Of a record with rows of several people it is the first answer.
 
     Raises:
-        UserError: no ``id`` or ``label`` column, an id that is not in the batch or occurs twice, a label outside
-            ``labels``, a label in a skipped row, or a record without a row; with file and line, and the number of
-            further problems.
+        UserError: as `import_answers`.
+    """
+    return [next(iter(given.values()), None) for given in import_answers(path, batch, labels, name=name)]
+
+
+def import_answers(
+    path: Path, batch: pa.Table, labels: Sequence[str] | None = None, *, name: str | None = None, annotator: str = FILE
+) -> list[dict[str, str | Skip]]:
+    """Reads the answers to each record of ``batch``, in its order, by who gave them.
+
+    Rows may be in any order, columns may have been added, and the delimiter may be a semicolon or a tab. The column
+    ``skip`` may be missing; its cells are reasons, or say yes or no. So may the column ``annotator``, with which a
+    record has a row for each person.
+
+    Args:
+        path: The file.
+        batch: RECORD table of pool records.
+        labels: The closed label set; None for any text.
+        name: The file's name in errors.
+        annotator: Who answers in rows that do not say so.
+
+    Raises:
+        UserError: no ``id`` or ``label`` column, an id that is not in the batch or occurs twice for one person, a label
+            outside ``labels``, a label in a skipped row, or a record without a row; with file and line, and the number
+            of further problems.
     """
     source = name or str(path)
     row_of = {identity: row for row, identity in enumerate(batch["id"].to_pylist())}
-    answers: list[str | Skip | None] = [None] * batch.num_rows
-    seen: dict[str, int] = {}
+    answers: list[dict[str, str | Skip]] = [{} for _ in row_of]
+    seen: dict[tuple[str, str], int] = {}
     problems: list[UserError] = []
     for line, values in _rows(read_text(path, source), source):
         fix: str | None
         where = f"{source}:{line}"
         identity, skip = (values.get(name, "").strip() for name in ("id", "skip"))
-        label = _label(values, labels)
+        label, who = _label(values, labels), values.get("annotator", "").strip() or annotator
         skipped = skip.lower() not in _NOT_SKIPPED
         if identity not in row_of:
             fix = f"if the round's batch has changed, move {source} away and run again"
             problems.append(UserError(f"no record of the batch has the id `{identity}`", where=where, fix=fix))
-        elif identity in seen:
-            problems.append(UserError(f"`{identity}` is already on line {seen[identity]}", where=where))
+        elif (identity, who) in seen:
+            fix = None if who == annotator else f"`{who}` answers it once"
+            problems.append(UserError(f"`{identity}` is already on line {seen[identity, who]}", where=where, fix=fix))
+        elif len(who) > _LONGEST_NAME:
+            problems.append(UserError(f"the annotator has more than {_LONGEST_NAME} characters", where=where))
         elif label and labels is not None and label not in labels:
             fix = suggest(label, labels)
             problems.append(UserError(f"label `{label}` is not in the label set", where=where, fix=fix))
@@ -93,11 +125,12 @@ def import_labels(
             fix = "write it into the column `label`"
             problems.append(UserError(f"the column `skip` holds the label `{skip}`", where=where, fix=fix))
         elif skipped:
-            answers[row_of[identity]] = Skip("" if skip.lower() in _NO_REASON else skip)
-        else:
-            answers[row_of[identity]] = label or None
-        seen.setdefault(identity, line)
-    missing = [identity for identity in row_of if identity not in seen]
+            answers[row_of[identity]][who] = Skip("" if skip.lower() in _NO_REASON else skip)
+        elif label:
+            answers[row_of[identity]][who] = label
+        seen.setdefault((identity, who), line)
+    present = {identity for identity, _ in seen}
+    missing = [identity for identity in row_of if identity not in present]
     # Reported only by itself: a mistyped id is its own problem, and would count here a second time.
     if missing and not problems:
         message = f"{len(missing)} of {len(row_of)} records have no row, the first is `{missing[0]}`"
@@ -125,6 +158,8 @@ def read_labels(path: Path, ids: Set[str], labels: Sequence[str] | None = None) 
 def fill_labels(text: str, source: str, labels: Mapping[str, str]) -> str:
     """Writes labels into the rows of a batch's CSV text, by the record's id; all other cells stay.
 
+    A row that names an annotator is that person's, and stays too.
+
     Args:
         text: The content of the file.
         source: Its name in errors.
@@ -138,7 +173,13 @@ def fill_labels(text: str, source: str, labels: Mapping[str, str]) -> str:
     writer = csv.DictWriter(output, list(rows[0]))
     writer.writeheader()
     new = {identity: escape_cell(label) for identity, label in labels.items()}
-    writer.writerows({**row, "label": new.get(row["id"].strip(), row["label"])} for row in rows)
+    mine = {row["id"].strip() for row in rows if not row.get("annotator", "").strip()}
+    for row in rows:
+        identity, is_named = row["id"].strip(), bool(row.get("annotator", "").strip())
+        writer.writerow(row if is_named else {**row, "label": new.get(identity, row["label"])})
+        if identity in new and identity not in mine:
+            mine.add(identity)
+            writer.writerow({**row, "label": new[identity], "annotator": ""})
     return output.getvalue()
 
 

@@ -11,16 +11,18 @@ import pyarrow as pa
 from posttrain.label.annotator import LEFT, AnnotationRequest, Annotator, RecordReader, with_answers
 from posttrain.label.answer_kinds import KINDS
 from posttrain.label.audit import record_change
-from posttrain.label.file_annotator import Skip, export_labels, import_labels, read_labels
+from posttrain.label.file_annotator import FILE, Skip, export_labels, import_answers, read_labels
 from posttrain.label.queue import Queue
-from posttrain.label.queue_rows import Item, NewItem, Progress, hash_fraction
-from posttrain.store.errors import UserError, Waiting
+from posttrain.label.queue_rows import Batch, Item, NewItem, Progress, hash_fraction
+from posttrain.store.errors import UserError, Waiting, shorten
 from posttrain.store.files import disk_errors, write_atomically
 
 log = logging.getLogger("posttrain")
 
-FILE = "file"
-"""Name of the annotator whose answers stand in the CSV file."""
+FROM_FILE = "from a file"
+"""The note of answers that stand in the CSV file with a name, and follow the file as those without one do."""
+
+_LONGEST_NAME = 80
 
 _PAGES = " or answer on the pages (posttrain label serve)"
 _PARTIAL = "; or continue without the rest: posttrain run --partial"
@@ -32,8 +34,9 @@ PREFERENCES: Mapping[str, int | str] = {"a": 0, "b": 1, "tie": "tie"}
 class PeopleAnnotator(Annotator):
     """Has people answer, on the pages or in ``labels/round-N.csv``; both are the same queue.
 
-    The file is written once and never over. Its filled rows are answers of the annotator ``file``, and follow the file
-    until the batch is closed.
+    The file is written once and never over. Its filled rows are answers of the annotator ``file``, or of the person
+    that its column ``annotator`` names, and follow the file until the batch is closed. Where several people answer,
+    each fills in a copy, ``labels/round-N.NAME.csv``.
 
     Args:
         queue: The workspace's queue.
@@ -85,10 +88,11 @@ class PeopleAnnotator(Annotator):
             with disk_errors(path):
                 path.parent.mkdir(exist_ok=True)
             late = self._late_labels(batch, request, name)
-            text = export_labels(batch, request.suggestions, request.candidates, late)
+            named = self.overlap(batch_name) > 1
+            text = export_labels(batch, request.suggestions, request.candidates, late, named=named)
             write_atomically(path, text.encode())
             message = f"fill the label column of {name} ({batch.num_rows} records){_PAGES}, then run again"
-        filled = self.take_file(batch_name, path, batch, request, name)
+        filled = self.take_files(batch_name, batch, request)
         if not is_new or filled:
             message = f"{filled} of {batch.num_rows} are filled in {name}; fill the rest, then run again"
         progress = self.queue.progress(batch_name)
@@ -96,9 +100,9 @@ class PeopleAnnotator(Annotator):
             # A batch that nobody could see yet is not a partial one.
             if is_new or not request.partial:
                 if progress.review or progress.answers + progress.dropped > filled or filled == batch.num_rows:
-                    message = _describe(progress, name)
+                    message = describe_progress(progress, name)
                 message += _PARTIAL if progress.done else ""
-                raise Waiting(start + message + self._missing_people(batch_name, by_file=filled > 0))
+                raise Waiting(start + message + self.describe_missing(batch_name))
             if not progress.done:
                 message = f"no record of round {request.round}'s batch is decided yet, and --partial needs one"
                 raise UserError(message, where=name, fix="label a row, or answer on the pages (posttrain serve)")
@@ -124,9 +128,12 @@ class PeopleAnnotator(Annotator):
         return f"labels/round-{own.round}{f'-{closed + 1}' if closed else ''}.csv"
 
     def _status(self, batch_name: str) -> str:
+        return self._batch(batch_name).status
+
+    def _batch(self, batch_name: str) -> Batch:
         batch = self.queue.batch(batch_name)
-        assert batch is not None, "it was added above"
-        return batch.status
+        assert batch is not None, "it was added before"
+        return batch
 
     def _late_labels(self, batch: pa.Table, request: AnnotationRequest, name: str) -> dict[str, str]:
         """Returns the labels of this batch's records that were filled in after an earlier round went on without."""
@@ -149,49 +156,87 @@ class PeopleAnnotator(Annotator):
                 log.info("  %d labels came late in %s: they count once their records are selected again", others, file)
         return late
 
-    def take_file(
-        self, batch_name: str, path: Path, batch: pa.Table, request: AnnotationRequest, name: str | None = None
-    ) -> int:
-        """Brings the answers of the annotator ``file`` in line with the CSV file; returns the number of its rows.
+    def take_files(self, batch_name: str, batch: pa.Table, request: AnnotationRequest) -> int:
+        """Brings the answers from files in line with the CSV file and its copies; returns the number of filled records.
 
         A skipped row is dropped, as the file speaks for the person who runs the loop. Rows without a label or a mark
         do not count.
 
         Raises:
-            UserError: as `import_labels`.
+            UserError: as `import_answers`, or two files hold answers of one person to a record.
         """
-        answers = import_labels(path, batch, labels_in_file(request), name=name)
-        answer_of = dict(zip(batch["id"].to_pylist(), answers, strict=True))
+        if self.queue.lower_overlap(batch_name):
+            log.info("  label.queue of the config counts for %s too: overlap %d", batch_name, self.overlap(batch_name))
+        name = self.file_name(batch_name)
+        given_to: dict[str, dict[str, str | Skip]] = {id: {} for id in batch["id"].to_pylist()}
+        for file, who in self._files(request.folder, name):
+            answers = import_answers(request.folder / file, batch, labels_in_file(request), name=file, annotator=who)
+            if file != name:
+                log.info("  %s: %d answers", file, sum(map(len, answers)))
+            for (id, before), new in zip(given_to.items(), answers, strict=True):
+                if twice := before.keys() & new.keys():
+                    what = f"`{min(twice)}` has answered the record `{id}` in another file already"
+                    raise UserError(what, where=file, fix=f"name each person once: {_copy_name(name, 'NAME')}")
+                before |= new
         elsewhere = 0
         # One transaction and in the order of ids, as a lock on each item is held until its end.
         with self.queue.metadata.transaction():
             for item in sorted(self.queue.items(batch_name), key=lambda item: item.id):
-                elsewhere += not self._take_row(item, answer_of.get(item.record))
+                elsewhere += not self._take_rows(item, given_to.get(item.record, {}))
         if elsewhere:
-            log.info("  %d rows of %s do not count: these items were answered on the pages", elsewhere, name or path)
-        return sum(answer is not None for answer in answers)
+            log.info("  %d rows of %s do not count: these items were answered by others first", elsewhere, name)
+        return sum(map(bool, given_to.values()))
 
-    def _take_row(self, item: Item, given: str | Skip | None) -> bool:
-        """Brings the file's answer to one item in line with its row; returns False if the row does not count."""
+    def _take_rows(self, item: Item, given: Mapping[str, str | Skip]) -> bool:
+        """Brings the files' answers to one item in line with its rows; returns False if one of them does not count."""
         how = (item.resolution or {}).get("how")
-        has_answer = any(each.annotator == FILE for each in item.answers)
-        if isinstance(given, Skip):
-            reason = given.reason or None
+        labels = {who: answer for who, answer in given.items() if not isinstance(answer, Skip)}
+        # Who has answered in a file before, and not on the pages.
+        before = {each.annotator for each in item.answers if each.annotator == FILE or each.note == FROM_FILE}
+        if given and not labels:
+            reason = next((skip.reason for skip in given.values() if isinstance(skip, Skip) and skip.reason), None)
             if item.status == "dropped" and (how != "skip" or (item.resolution or {}).get("note") == reason):
                 return True
-            others = [each for each in item.answers if each.annotator != FILE and each.status != "skipped"]
+            others = [each for each in item.answers if each.annotator not in before and each.status != "skipped"]
             if others or how in ("review", "posterior", "model"):
                 return False
-            if has_answer:
-                self.queue.set_answer(item.id, FILE, None)
-            self.queue.drop(item.id, FILE, reason, how="skip")
+            for who in before:
+                self.queue.set_answer(item.id, who, None)
+            self.queue.drop(item.id, min(given), reason, how="skip")
             return True
         if item.status == "dropped" and how == "skip":
             self.queue.undrop(item.id)
-        if given is None and not has_answer:
-            return True
-        answer = None if given is None else PREFERENCES[given] if item.kind == "preference" else given
-        return self.queue.set_answer(item.id, FILE, answer)
+        counts = [self.queue.set_answer(item.id, who, None) for who in sorted(before - set(labels))]
+        for who, label in labels.items():
+            answer = PREFERENCES[label] if item.kind == "preference" else label
+            on_pages = [each.answer for each in item.answers if each.annotator == who and who not in before]
+            note = None if who == FILE else FROM_FILE
+            # A person's answer on the pages stands, and is not a second one.
+            counts.append(answer in on_pages if on_pages else self.queue.set_answer(item.id, who, answer, note))
+        return all(counts)
+
+    def overlap(self, batch_name: str) -> int:
+        """Returns the number of people who answer each item of a batch."""
+        return int(self._batch(batch_name).settings["overlap"])
+
+    def copy_name(self, batch_name: str, annotator: str) -> str:
+        """Returns the file with one person's answers to a batch, relative to the workspace.
+
+        Raises:
+            UserError: the name cannot be a part of a file's name.
+        """
+        if not 0 < len(annotator) <= _LONGEST_NAME or set(annotator) & set("/\\\0"):
+            raise UserError(f"`{shorten(annotator)}` cannot be part of a file's name", where="--annotator")
+        return _copy_name(self.file_name(batch_name), annotator)
+
+    @staticmethod
+    def _files(folder: Path, name: str) -> Iterator[tuple[str, str]]:
+        """Yields the CSV file and its copies, each with the person who answers in it."""
+        if (folder / name).exists():
+            yield name, FILE
+        stem = Path(name).stem
+        for path in sorted((folder / name).parent.glob(f"{stem}.*.csv")):
+            yield path.relative_to(folder).as_posix(), path.stem.removeprefix(f"{stem}.")
 
     def enqueue(self, batch: pa.Table, request: AnnotationRequest) -> str:
         """Adds the batch to the queue unless it is there; returns its name."""
@@ -215,20 +260,23 @@ class PeopleAnnotator(Annotator):
         )
         return name
 
-    def _missing_people(self, batch_name: str, *, by_file: bool) -> str:
-        """Describes that items want answers of more people than there are, or the round would wait for ever in silence.
-
-        Args:
-            batch_name: Name of the batch.
-            by_file: True if somebody answers in the file.
-        """
-        batch = self.queue.batch(batch_name)
-        assert batch is not None, "it was added before"
-        wanted = max(batch.settings["overlap"], 2 if batch.settings["check"] else 1)
-        people = self.queue.count_people() + by_file
+    def describe_missing(self, batch_name: str) -> str:
+        """Describes whose answers are missing where items want those of several people; "" where one is enough."""
+        settings, open_items = self._batch(batch_name).settings, self.queue.items(batch_name, "open")
+        most = max((item.wanted for item in open_items), default=0)
+        wanted = max(most, settings["overlap"], 2 if settings["check"] else 1)
+        file = self.file_name(batch_name)
+        answered = {each.annotator for item in open_items for each in item.answers if each.status == "answered"}
+        so_far = f", so far those of {', '.join(sorted(answered))}" if answered else ""
+        files = (
+            f"; items want the answers of {most} people{so_far}: each fills a copy, {_copy_name(file, 'NAME')}, "
+            "or rows with their name in a column `annotator`; or lower label.queue.overlap"
+        )
+        files = files if most > 1 else ""
+        people = self.queue.count_people() + len(answered)
         if wanted <= max(people, 1):
-            return ""
-        return f"; items want the answers of {wanted} people, and {people} can answer: posttrain accounts add"
+            return files
+        return f"{files}; items want the answers of {wanted} people, and {people} can answer: posttrain accounts add"
 
     def _gold_items(self, batch: pa.Table, request: AnnotationRequest) -> list[NewItem]:
         if self.gold_file is None or request.kind not in ("choice", "text"):
@@ -249,6 +297,11 @@ class PeopleAnnotator(Annotator):
                 content["meta"] = {name: content["meta"].get(name, value) for name, value in like.items()}
                 items.append(NewItem(row["id"], content, expected=row["completion"]))
         return items
+
+
+def _copy_name(file: str, annotator: str) -> str:
+    """Returns ``labels/round-N.NAME.csv``."""
+    return f"{file.removesuffix('.csv')}.{annotator}.csv"
 
 
 def labels_in_file(request: AnnotationRequest) -> Sequence[str] | None:
@@ -282,7 +335,7 @@ def _meta(text: str | None) -> dict[str, Any]:
     return dict(json.loads(text or "{}", parse_constant=lambda _: None))
 
 
-def _describe(progress: Progress, name: str) -> str:
+def describe_progress(progress: Progress, name: str) -> str:
     """Describes what is missing where more than the file's empty rows are."""
     wanted = [
         f"{count} {text}"

@@ -116,7 +116,7 @@ class Queue(LeaseQueries):
                 return None
             return task_of(row, annotator, self._lease(connection, row["id"], annotator))
 
-    def set_answer(self, item: int, annotator: str, answer: Any) -> bool:
+    def set_answer(self, item: int, annotator: str, answer: Any, note: str | None = None) -> bool:
         """Sets the annotator's answer, replacing any earlier one; None withdraws it.
 
         For answers in a file, which people edit until the batch is closed.
@@ -140,9 +140,35 @@ class Queue(LeaseQueries):
                     if before is not None:
                         self._withdraw(connection, item, before.id, annotator)
                     if answer is not None:
-                        self._store(item, annotator, {"status": "answered", "answer": answer})
+                        self._store(item, annotator, {"status": "answered", "answer": answer, "note": note})
             except Conflict:
                 return False
+            return True
+
+    def lower_overlap(self, batch: str) -> bool:
+        """Takes a lower ``overlap`` of the config, or a ``check`` of 0, over into an open batch.
+
+        Returns:
+            True if the batch has changed; its undecided items are decided again.
+
+        Raises:
+            NotFound: there is no such batch.
+        """
+        with self.metadata.transaction() as connection:
+            row = self._locked_batch(connection, batch)
+            overlap = min(self.config.overlap, row.settings["overlap"])
+            check = 0.0 if self.config.check == 0 else row.settings["check"]
+            lowered = {**row.settings, "overlap": overlap, "check": check}
+            if row.status != "open" or lowered == row.settings:
+                return False
+            self.metadata.update_rows(label_batches, label_batches.c.name == batch, {"settings": lowered})
+            for each in self.items(batch):
+                if each.status in ("open", "review"):
+                    if not check:
+                        self.metadata.update_rows(label_items, label_items.c.id == each.id, {"checked": False})
+                    _, others = self._leases(connection, each.id, "")
+                    item = self._locked_item(connection, each.id)
+                    self._settle(connection, item, self._given(connection, each.id), others_hold=others > 0)
             return True
 
     def _withdraw(self, connection: Connection, item: int, answer_id: int, annotator: str) -> Mapping[str, Any]:

@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 
 from posttrain.label.annotator import AnnotationRequest
-from posttrain.label.file_annotator import Skip, export_labels, fill_labels, import_labels
+from posttrain.label.file_annotator import FILE, Skip, export_labels, fill_labels, import_answers, import_labels
 from posttrain.label.formats.items import shown_text
 from posttrain.label.model_annotators import ModelAnnotator
-from posttrain.label.people import PeopleAnnotator, labels_in_file
+from posttrain.label.people import PeopleAnnotator, describe_progress, labels_in_file
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
 from posttrain.loop.stages.label import label_request, round_annotator
@@ -31,12 +31,20 @@ def export_batch(workspace: Workspace, config: Config, file: Path) -> int:
     """
     _, batch, request = _open_batch(workspace, config)
     check_new_file(file)
-    write_atomically(file, export_labels(batch, request.suggestions, request.candidates).encode())
+    annotator, name, _ = _labels_file(workspace, config, batch, request)
+    text = export_labels(batch, request.suggestions, request.candidates, named=annotator.overlap(name) > 1)
+    write_atomically(file, text.encode())
     return int(batch.num_rows)
 
 
-def import_batch(workspace: Workspace, config: Config, file: Path) -> tuple[int, int]:
+def import_batch(workspace: Workspace, config: Config, file: Path, annotator: str | None = None) -> tuple[int, int]:
     """Checks a filled batch and stores it where the next run reads it; its labels are in the queue at once.
+
+    Args:
+        workspace: The workspace.
+        config: Its config.
+        file: The filled file. Where several people answer each item, its name says who has filled it in.
+        annotator: Who has filled it in; None: as its name says.
 
     Returns:
         The number of rows that have a label or are skipped, and of records in the batch.
@@ -47,8 +55,28 @@ def import_batch(workspace: Workspace, config: Config, file: Path) -> tuple[int,
     _, batch, request = _open_batch(workspace, config)
     if not file.is_file():
         raise UserError("there is no such file", where=str(file))
-    import_labels(file, batch, labels_in_file(request))
-    return _store_answers(workspace, config, batch, request, file.read_bytes())
+    people, name, target = _labels_file(workspace, config, batch, request)
+    who = annotator or (_person(file, target) if min(people.overlap(name), config.label.queue.overlap) > 1 else FILE)
+    if who != FILE:
+        target = workspace.root / people.copy_name(name, who)
+    import_answers(file, batch, labels_in_file(request), name=str(file), annotator=who)
+    return _store_answers(workspace, config, batch, request, target, who, file.read_bytes())
+
+
+def missing_answers(workspace: Workspace, config: Config) -> str | None:
+    """Describes what the open round's batch waits for; None once all of it is decided.
+
+    Raises:
+        UserError: if no round waits for labels.
+    """
+    _, batch, request = _open_batch(workspace, config)
+    people, name, _ = _labels_file(workspace, config, batch, request)
+    progress = people.queue.progress(name)
+    return (
+        describe_progress(progress, people.file_name(name)) + people.describe_missing(name)
+        if progress.undecided
+        else None
+    )
 
 
 def read_batch(workspace: Workspace, config: Config) -> list[dict[str, Any]]:
@@ -113,7 +141,8 @@ def answer_batch(workspace: Workspace, config: Config, answers: Mapping[str, str
         text = read_text(file, str(file))
     else:
         text = export_labels(batch, request.suggestions, request.candidates)
-    return _store_answers(workspace, config, batch, request, fill_labels(text, str(file), answers).encode())
+    content = fill_labels(text, str(file), answers).encode()
+    return _store_answers(workspace, config, batch, request, file, FILE, content)
 
 
 def _labels_file(
@@ -128,18 +157,31 @@ def _labels_file(
     return annotator, name, workspace.root / annotator.file_name(name)
 
 
+def _person(file: Path, batch_file: Path) -> str:
+    """Returns who has filled in a file by its name: `ana` for ``ana.csv`` and ``round-1.ana.csv``."""
+    name = file.stem.removeprefix(batch_file.stem).strip(" .-_")
+    # A browser calls a second download `round-1 (1).csv`.
+    return name if name[:1].isalpha() else FILE
+
+
 def _store_answers(
-    workspace: Workspace, config: Config, batch: pa.Table, request: AnnotationRequest, content: bytes
+    workspace: Workspace,
+    config: Config,
+    batch: pa.Table,
+    request: AnnotationRequest,
+    target: Path,
+    who: str,
+    content: bytes,
 ) -> tuple[int, int]:
     """Writes a filled batch where the next run reads it, and into the queue; returns its answers and its records."""
-    annotator, name, target = _labels_file(workspace, config, batch, request)
+    annotator, name, _ = _labels_file(workspace, config, batch, request)
     if not target.exists() or target.read_bytes() != content:
         with disk_errors(target):
             target.parent.mkdir(exist_ok=True)
         write_atomically(target, content)
-    answers = import_labels(target, batch, labels_in_file(request))
-    annotator.take_file(name, target, batch, request)
-    return sum(answer is not None for answer in answers), len(answers)
+    answers = import_answers(target, batch, labels_in_file(request), annotator=who)
+    annotator.take_files(name, batch, request)
+    return sum(map(bool, answers)), len(answers)
 
 
 def waiting_round(workspace: Workspace) -> int | None:

@@ -111,7 +111,8 @@ def import_queue(queue: Queue, path: Path, options: ImportOptions) -> ImportResu
         if existing is None:
             _add_batch(queue, batch, shape, items, result)
         else:
-            _add_answers(queue, existing, items, result)
+            queue.lower_overlap(batch)
+            _add_answers(queue, queue.batch(batch) or existing, items, result)
     result.uncertain = units.uncertain if units else ()
     return result
 
