@@ -5,7 +5,14 @@ collect → check → select → label → train → evaluate → decide → dep
 From Python: `train` trains a model on records, and `Workspace` is the loop, as ``posttrain`` is on the command line.
 """
 
+import os
 from typing import TYPE_CHECKING, Any
+
+# OpenMP's threads wait for each other in a loop after each small product. Beside other programs each wait lasts as long
+# as another program's turn: a training takes many times as long. So they sleep after a few turns of that loop, which
+# costs nothing that can be measured on a quiet machine (benchmarks/results/training.md). Read when torch is loaded.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 __version__ = "0.1.0"
 

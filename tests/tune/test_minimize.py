@@ -1,6 +1,7 @@
 """``minimize``: the same trials from one seed, from one session or several, whatever a trial does."""
 
 import json
+import math
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from posttrain.tune.api import optimize
 from posttrain.tune.goal import Goal
 from posttrain.tune.objectives import Objective, Objectives
 from posttrain.tune.runs import CurvePoint, open_trials, replay
+from posttrain.tune.samplers.registry import choose_sampler
 from posttrain.tune.space import Space
 from posttrain.tune.trial import Trial, TrialState
 
@@ -357,3 +359,36 @@ def test_checkpoints_of_another_study_are_not_gone_on_from(tmp_path: Path) -> No
     (tmp_path / "study.db").unlink()
     with pytest.raises(UserError, match=r"has the folder of trial \d, and the study 0 trials"):
         minimize(anytime, SPACE, budget=3, out=tmp_path, scheduler=ASHA, seed=1)
+
+
+def test_the_default_finds_the_minimum_of_branin_in_forty_trials() -> None:
+    """TPE, which was the default, is 0.4 away in the median of five seeds."""
+
+    def branin(trial: TrialContext) -> float:
+        x, y = trial.settings["x"], trial.settings["y"]
+        slope = y - 5.1 / (4 * math.pi**2) * x**2 + 5 / math.pi * x - 6
+        return slope**2 + 10 * (1 - 1 / (8 * math.pi)) * math.cos(x) + 10
+
+    space = {"x": {"float": [-5.0, 10.0]}, "y": {"float": [0.0, 15.0]}}
+    result = minimize(branin, space, budget=40, seed=1)
+    assert result.best is not None
+    assert result.best.value is not None
+    assert result.best.value - 0.397887 < 0.02
+
+
+@pytest.mark.parametrize(
+    ("parameters", "objectives", "trials", "starts_warm", "sampler"),
+    [
+        (2, 1, 40, False, "gp"),
+        (20, 1, None, False, "gp"),
+        (21, 1, 40, False, "tpe"),
+        (2, 2, 40, False, "tpe"),
+        (2, 1, 301, False, "tpe"),
+        (2, 1, 40, True, "tpe"),
+    ],
+)
+def test_the_sampler_is_chosen_by_what_was_measured(
+    parameters: int, objectives: int, trials: int | None, starts_warm: bool, sampler: str
+) -> None:
+    space = Space({f"p{number}": {"float": [0.0, 1.0]} for number in range(parameters)})
+    assert choose_sampler(space, objectives, trials, starts_warm) == sampler

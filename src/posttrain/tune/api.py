@@ -21,7 +21,7 @@ from posttrain.tune.runs import TrialFunction, check_objectives, open_trials
 from posttrain.tune.samplers.base import Sampler
 from posttrain.tune.samplers.initial import read_points
 from posttrain.tune.samplers.population import PopulationSampler
-from posttrain.tune.samplers.registry import make_sampler
+from posttrain.tune.samplers.registry import AUTO, choose_sampler, make_sampler
 from posttrain.tune.schedulers.base import Scheduler
 from posttrain.tune.schedulers.registry import make_scheduler
 from posttrain.tune.space import Space
@@ -68,8 +68,9 @@ def minimize(
         space: a `Space`, or a mapping of names to `Float`, `Int`, `Choice`, `Derived`, fixed values, or to entries as a
             config has them, such as ``{"float": [1e-6, 1e-3], "log": True}``.
         budget: such as ``"50 trials"``, ``"30m"``, ``"2M tokens"``, several with commas, or a number of trials.
-        sampler: ``random``, ``grid``, ``quasi_random``, ``tpe``, ``gp``, ``nsga2`` or ``staged``, or a mapping of
-            ``name`` and options, or a new `Sampler`. By default ``tpe``, or with the scheduler ``pbt`` ``perturb``.
+        sampler: ``auto``, ``random``, ``grid``, ``quasi_random``, ``tpe``, ``gp``, ``nsga2`` or ``staged``, or a
+            mapping of ``name`` and options, or a new `Sampler`. By default ``auto``, which is ``gp`` for one objective,
+            20 parameters and 300 trials at most, and else ``tpe``; with the scheduler ``pbt`` ``perturb``.
         scheduler: ``none``, ``successive_halving``, ``asha``, ``hyperband``, ``early_stopping`` or ``pbt``, with
             options such as ``{"name": "asha", "max_resource": 27}``, or a new `Scheduler`.
         initial: points that are tried first, such as ``[{"lr": 1e-3}]``; they count against the budget.
@@ -148,7 +149,9 @@ def optimize(
     if seed < 0:
         raise UserError(f"{seed} is not a seed", where="seed", fix="give 0 or more")
     budget = Budget.read(budget)
-    chosen_scheduler, chosen_sampler = _make_parts(goal, scheduler, sampler, seed)
+    chosen_scheduler, chosen_sampler = _make_parts(
+        goal, scheduler, sampler, seed, budget, starts_warm=bool(transfer.past)
+    )
     describe_location(None, storage)  # before a folder is made
     first = read_points(initial, goal.space)
     folder = None if out is None else Path(out)
@@ -188,11 +191,16 @@ def optimize(
         return TuneResult(study.best, tuple(study.trials), tuple(study.front), tried)
 
 
-def _make_parts(goal: Goal, scheduler: Any, sampler: Any, seed: int) -> tuple[Scheduler, Sampler]:
+def _make_parts(
+    goal: Goal, scheduler: Any, sampler: Any, seed: int, budget: Budget, *, starts_warm: bool
+) -> tuple[Scheduler, Sampler]:
     """Makes the scheduler and the sampler, and checks that they fit the goal and each other."""
     chosen = make_scheduler(scheduler)
     directions, count = goal.objectives.directions, len(goal.objectives)
-    proposer = make_sampler(chosen.sampler if sampler is None else sampler, goal.space, seed, directions)
+    named = chosen.sampler if sampler is None else sampler
+    if named == AUTO:
+        named = choose_sampler(goal.space, count, budget.trials, starts_warm)
+    proposer = make_sampler(named, goal.space, seed, directions)
     if count > 1 and not chosen.several_objectives:
         what = f"compares trials by one objective, and there are {count}"
         raise UserError(what, where="scheduler", fix="use none")

@@ -27,6 +27,28 @@ SAMPLERS: Registry[Callable[..., Sampler]] = Registry(
 """A function of the space, the seed and ``maximize``, and of the sampler's options, by name."""
 
 
+AUTO = "auto"
+"""Name of the sampler that `choose_sampler` chooses."""
+
+_MOST_TRIALS, _MOST_PARAMETERS = 300, 20  # of a Gaussian process, whose proposals then take seconds
+
+
+def choose_sampler(space: Space, objectives: int, trials: int | None, starts_warm: bool) -> str:
+    """Chooses a sampler by the figures of ``benchmarks/results/tuning.md``.
+
+    A Gaussian process needs fewer trials than TPE on all six functions and on recorded curves, but was measured for one
+    objective, few parameters and some hundred trials; a study that starts from earlier ones was with TPE.
+
+    Args:
+        space: What is searched.
+        objectives: Number of objectives.
+        trials: Trials of the budget; None: it does not count them.
+        starts_warm: Whether the study has earlier ones to start from.
+    """
+    few = len(space.parameters) <= _MOST_PARAMETERS and (trials is None or trials <= _MOST_TRIALS)
+    return "gp" if few and objectives == 1 and not starts_warm else "tpe"
+
+
 def make_sampler(value: Any, space: Space, seed: int = 0, maximize: Directions = False) -> Sampler:
     """Makes a sampler.
 
@@ -47,6 +69,8 @@ def check_sampler(value: Any, where: str) -> None:
         value: a name, or a mapping of ``name`` and options.
         where: the key, named in errors.
     """
+    if value == AUTO:
+        return
     check_part(SAMPLERS, value, where, len(("space", "seed", "maximize")))
 
 

@@ -98,7 +98,7 @@ class Scheduler(ABC):
 
     max_resource: int | None = None
     several_objectives: ClassVar[bool] = False
-    sampler: ClassVar[str] = "tpe"
+    sampler: ClassVar[str] = "auto"
     has_forks: ClassVar[bool] = False
 
     @abstractmethod

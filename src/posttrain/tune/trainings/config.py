@@ -118,7 +118,7 @@ class TuneConfig(Section):
     budget: str | int | None = Field(default=None, description="What it may spend, such as 50 trials, 2h.")
     sampler: str | dict[str, Any] | None = Field(
         default=None,
-        description="What proposes settings: a name, or one with options; null: tpe, or the scheduler's own.",
+        description="What proposes settings: a name, or one with options; null: auto, or the scheduler's own.",
     )
     scheduler: str | dict[str, Any] = Field(
         default="none",
