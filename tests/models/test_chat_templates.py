@@ -1,10 +1,10 @@
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
-from posttrain.models.chat import ChatTemplate
+from posttrain.models.chat import ChatTemplate, RefusedTurns
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.task import TaskConfig, Turns
 from posttrain.store.errors import UserError
@@ -114,6 +114,7 @@ REASONER = Family(  # the prompt opens the reasoning, and a finished answer does
     "<|end_of_sentence|>",
     ("<|User|>", "<|Assistant|>", "<think>", "</think>"),
     "<|end_of_sentence|>",
+    before="\n</think>\n\n",
     keeps_earlier_answers=False,
 )
 UNSTOPPED = Family(  # no turn ends with a token that stops
@@ -216,6 +217,47 @@ def test_training_ids_are_the_ids_served(
     assert prompt_ids == lm.tokenizer(rendered, add_special_tokens=False)["input_ids"]
     assert answer_ids[-1] in lm.chat.stop_ids
     assert not lm.chat.stop_ids & set(answer_ids[:-1])
+
+
+ALWAYS_OPEN = replace(  # as Qwen3's Thinking models: a finished answer shows its thought
+    REASONER,
+    template=REASONER.template.replace(
+        "'<|Assistant|>' + message['content'].split('</think>')[-1]",
+        "'<|Assistant|><think>\n' + message['content'].removeprefix('<think>\n')",
+    ),
+)
+
+
+@pytest.mark.parametrize("family", [REASONER, ALWAYS_OPEN], ids=["dropped", "shown"])
+@pytest.mark.parametrize(
+    ("answer", "learned"),
+    [
+        ("42", "\n</think>\n\n42"),
+        ("<think>\n6 * 7\n</think>\n\n42", "6 * 7\n</think>\n\n42"),
+        ("<think>6 * 7</think>42", "6 * 7</think>42"),
+        ("6 * 7</think>42", "6 * 7</think>42"),
+        ("<think>\n\n</think>\n\n42", "\n</think>\n\n42"),
+    ],
+)
+def test_a_thought_that_the_prompt_opens_is_closed_once(
+    family: Family, answer: str, learned: str, make_tokenizer: MakeTokenizer
+) -> None:
+    tokenizer = make_tokenizer(family.template, family.eos, *family.special)
+    chat = ChatTemplate(tokenizer, frozenset([tokenizer.eos_token_id]))
+    ids = chat.answer_ids(answer)
+    assert tokenizer.decode(ids) == learned + family.stop
+    text = tokenizer.decode(chat.encode(PROMPT, answer).ids)
+    assert (text.count("<think>"), text.count("</think>")) == (1, 1)
+    # What a model generates is read as the answer that records hold, and learned as the same tokens again.
+    assert chat.answer_ids(chat.answer_text(learned)) == ids
+    assert chat.answer_text(chat.answer_text("\n</think>\n\n42")) == "42"
+
+
+def test_a_thought_that_never_ends_is_refused(make_tokenizer: MakeTokenizer) -> None:
+    tokenizer = make_tokenizer(REASONER.template, REASONER.eos, *REASONER.special)
+    chat = ChatTemplate(tokenizer, frozenset([tokenizer.eos_token_id]))
+    with pytest.raises(RefusedTurns, match=r"the answer opens a thought \(`<think>`\) that never ends"):
+        chat.answer_ids("<think>\n6 * 7")
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,16 @@ def test_only_conversations_that_the_template_cuts_are_refused(make_chat: MakeCh
     assert last_turns.encode(USER, "Hi").ids
     with pytest.raises(UserError, match="drops all turns but the last"):
         last_turns.encode(CONVERSATION, "Hi")
+    # The turns of users alone, and the last answer.
+    no_answers = make_chat(
+        "{% for m in messages %}{% if m.role == 'user' or loop.last %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    with pytest.raises(UserError, match="drops all turns but the last"):
+        no_answers.encode(CONVERSATION, "Hi")
+    no_tool = make_chat("{% for m in messages if m.role != 'tool' %}{{ m.content }}{% endfor %}")
+    assert no_tool.encode(CONVERSATION, "Hi").ids
+    with pytest.raises(UserError, match="drops the turns of tools"):
+        no_tool.encode([*USER, {"role": "tool", "content": "7 degrees"}], "Hi")
 
 
 def test_a_sound_template_is_checked_once_per_user(

@@ -6,13 +6,20 @@ generates from its end. Training on anything else would train other tokens than 
 """
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from posttrain.models.task import Turns
 from posttrain.models.template_check import TemplateAbilities, message_line, template_abilities
-from posttrain.store.errors import UserError
+from posttrain.store.errors import UserError, shorten, to_line
+
+_OPENED_THOUGHT = re.compile(r"<(think|thinking|thought|reasoning)>\s*\Z")
+
+
+class RefusedTurns(UserError):
+    """The template refuses a conversation, or does not show the model all of it."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,7 @@ class ChatTemplate:
         whole = self._render([*turns, {"role": "assistant", "content": answer}], answer=True)
         # Some prompts end with text that no finished answer shows, such as an opened <think>.
         answer_text = whole.removeprefix(prompt) if whole.startswith(prompt) else answer
+        answer_text = self._close_thought(answer_text, answer)
         # Tokenised behind the prompt: alone, SentencePiece would put a space before the answer's first token.
         before, through = self._tokens(prompt), self._tokens(prompt + answer_text)
         if through[: len(before)] != before:  # the tokenizer fuses the prompt's end with the answer's beginning
@@ -78,6 +86,31 @@ class ChatTemplate:
             if prompt[:end] == before + reply:
                 supervised[len(before) : end] = [True] * len(reply)
         return TokenizedExample(prompt + last, supervised + [True] * len(last))
+
+    def answer_text(self, generated: str) -> str:
+        """Returns a generated answer as records hold it: with the thought that the prompt opened, if it has one."""
+        text, close = generated.strip(), self._thought[1]
+        if not close or close not in text:
+            return text
+        return text.removeprefix(close).lstrip() if text.startswith(close) else self._thought[0] + text
+
+    @cached_property
+    def _thought(self) -> tuple[str, str]:
+        """The text by which every prompt opens a thought, such as ``<think>\\n``, and the mark that closes it."""
+        opened = _OPENED_THOUGHT.search(self._render([{"role": "user", "content": "x"}], answer=False))
+        return (opened[0], f"</{opened[1]}>") if opened else ("", "")
+
+    def _close_thought(self, rendered: str, answer: str) -> str:
+        """Returns a rendered answer as it follows a prompt that has opened a thought."""
+        opening, close = self._thought
+        mark = opening.strip()
+        if mark and answer.lstrip().startswith(mark) and close not in answer:
+            raise RefusedTurns(f"the answer opens a thought (`{mark}`) that never ends", fix=f"write `{close}`")
+        if mark and rendered.lstrip().startswith(mark):
+            # The prompt has the mark already.
+            rendered = rendered.lstrip().removeprefix(mark).removeprefix(opening.removeprefix(mark))
+        # An answer without a thought follows an empty one, as Qwen3's own template writes it.
+        return rendered if close in rendered else f"\n{close}\n\n{rendered}"
 
     def _up_to_stop(self, ids: list[int]) -> list[int]:
         # Templates put more behind the stop token, such as a line break, which the model never generates.
@@ -113,13 +146,17 @@ class ChatTemplate:
         abilities = self._abilities
         roles = [turn["role"] for turn in turns]
         if "system" in roles and not abilities.system:
-            raise UserError(
+            raise RefusedTurns(
                 "the model's chat template drops system messages",
                 where="model",
                 fix="correct it, or remove task.system and the records' system messages",
             )
+        if "tool" in roles and not abilities.tool:
+            what = "the model's chat template drops the turns of tools"
+            raise RefusedTurns(what, where="model", fix="correct it, or leave such records out")
         if len(roles) - roles.count("system") > (2 if answer else 1) and not abilities.earlier_turns:
-            raise UserError("the model's chat template drops all turns but the last", where="model", fix="correct it")
+            what = "the model's chat template drops all turns but the last"
+            raise RefusedTurns(what, where="model", fix="correct it")
         try:
             return str(self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=not answer))
         except MemoryError:
@@ -128,4 +165,5 @@ class ChatTemplate:
             # Its own `raise_exception` is not a fault; the sandbox, a missing name and the like are.
             refuses = type(error) is TemplateError
             what = "refuses the turns" if refuses else f"fails with {type(error).__name__} on the turns"
-            raise UserError(f"the model's chat template {what} ({', '.join(roles)}): {message_line(error)}") from None
+            shown = f"({', '.join(roles)}) that end in `{shorten(to_line(turns[-1]['content'][:200]), 40)}`"
+            raise RefusedTurns(f"the model's chat template {what} {shown}: {message_line(error)}") from None

@@ -160,7 +160,12 @@ class LocalGenerator:
         text = self.lm.tokenizer.decode(ids[:stop], skip_special_tokens=True)
         ids = ids if stop is None else ids[: stop + 1]
         finish: FinishReason = "stop" if stop is not None else "lines" if has_lines else "length"
-        return Answer(text.strip(), finish, tuple(ids), tuple(logs[: len(ids)]) if sampling.log_probabilities else None)
+        return Answer(
+            self.lm.chat.answer_text(text),
+            finish,
+            tuple(ids),
+            tuple(logs[: len(ids)]) if sampling.log_probabilities else None,
+        )
 
 
 def _batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:

@@ -10,7 +10,7 @@ from posttrain.jobs.process import run_command
 from posttrain.store.errors import UserError, WorkError, shorten, to_line
 from posttrain.store.user_cache import read_user_cache, write_user_cache
 
-_VERSION = 1
+_VERSION = 2
 
 _CACHE = "templates"
 
@@ -36,10 +36,12 @@ class TemplateAbilities:
     Args:
         system: whether it shows the system message, or refuses conversations that have one.
         earlier_turns: whether it shows the turns before the last, or refuses such conversations.
+        tool: whether it shows what a tool returned, or refuses such conversations.
     """
 
     system: bool = True
     earlier_turns: bool = True
+    tool: bool = True
 
 
 @lru_cache(maxsize=64)
@@ -85,6 +87,10 @@ def _conversations() -> dict[str, list[dict[str, str]]]:
         "other system": [system[1], user[0]],
         "earlier": [user[0], assistant[0], user[0]],
         "other earlier": [user[1], assistant[0], user[0]],
+        "earlier answer": [user[0], assistant[0], user[0]],
+        "other earlier answer": [user[0], assistant[1], user[0]],
+        "tool": [user[0], _turn("tool", _ANSWERS[0])],
+        "other tool": [user[0], _turn("tool", _ANSWERS[1])],
     }
 
 
@@ -94,7 +100,7 @@ def _render(template: str, variables: str) -> dict[str, dict[str, str]]:
         "template": template,
         "variables": json.loads(variables),
         "conversations": [
-            {"messages": turns, "add_generation_prompt": turns[-1]["role"] == "user"}
+            {"messages": turns, "add_generation_prompt": turns[-1]["role"] != "assistant"}
             for turns in conversations.values()
         ],
         "characters": _CHARACTERS,
@@ -131,10 +137,13 @@ def _judge(results: dict[str, dict[str, str]]) -> TemplateAbilities:
     for name, answer in zip(("answer", "other answer"), _ANSWERS, strict=True):
         if answer not in results[name]["text"]:
             raise _refusal("loses the assistant's answer")
-    # Refusing a conversation is the template's right: users are told so.
+
+    def shows(name: str) -> bool:
+        # Refusing a conversation is the template's right: users are told so.
+        return "error" in results[name] or results[name] != results[f"other {name}"]
+
     return TemplateAbilities(
-        system="error" in results["system"] or results["system"] != results["other system"],
-        earlier_turns="error" in results["earlier"] or results["earlier"] != results["other earlier"],
+        system=shows("system"), earlier_turns=shows("earlier") and shows("earlier answer"), tool=shows("tool")
     )
 
 
@@ -146,6 +155,6 @@ def _read_abilities(key: str) -> TemplateAbilities | None:
     """Returns the result of an earlier check; None if there was none, or its file is damaged."""
     values = read_user_cache(_CACHE, key)
     try:
-        return TemplateAbilities(bool(values["system"]), bool(values["earlier_turns"]))
+        return TemplateAbilities(bool(values["system"]), bool(values["earlier_turns"]), bool(values["tool"]))
     except (KeyError, TypeError):
         return None

@@ -15,6 +15,7 @@ from posttrain.models.task import TaskConfig
 from posttrain.models.tiny import byte_tokenizer
 from posttrain.store.errors import UserError
 from posttrain.train.data.encoding import Encoder, build_example, encode
+from posttrain.train.data.tokenise import tokenise_blocks
 
 Fresh = Callable[..., LanguageModel]
 MakeRecords = Callable[..., pa.Table]
@@ -183,3 +184,42 @@ def test_unusable_records_are_refused(values: dict[str, Any], shape: Any, messag
 def test_a_classifier_needs_labels() -> None:
     with pytest.raises(UserError, match=r"task\.labels: a classifier needs the closed set of its labels"):
         build_example(encoder(), record(completion="x"), 99, "class")
+
+
+TURN = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endfor %}"
+ALTERNATING = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate') }}{% endif %}{% endfor %}" + TURN
+)
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + TURN
+NO_TOOL = TURN.replace("messages %}", "messages if m.role != 'tool' %}")
+
+
+@pytest.mark.parametrize(
+    ("template", "roles", "message"),
+    [
+        (ALTERNATING, ("user", "user"), "refuses the turns (user, user) that end in `text 1`: Conversation roles must"),
+        (NO_SYSTEM, ("system", "user"), "refuses the turns (system, user) that end in `text 1`: System role not"),
+        (NO_TOOL, ("user", "tool"), "drops the turns of tools"),
+        (
+            TURN.replace("messages %}", "messages[-1:] %}"),
+            ("user", "assistant", "user"),
+            "drops all turns but the last",
+        ),
+        (TURN.replace("messages %}", "messages if m.role != 'system' %}"), ("system", "user"), "drops system messages"),
+    ],
+)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_turns_that_the_template_refuses_or_drops_name_the_record(
+    template: str, roles: tuple[str, ...], message: str, processes: int
+) -> None:
+    source = encoder()
+    source.chat.tokenizer.chat_template = template + "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    turns = [{"role": role, "content": f"text {number}"} for number, role in enumerate(roles)]
+    good = record(completion="x", source="a.jsonl", line=1)
+    rows = [good] * 600 + [record(prompt=turns, completion="x", source="a.jsonl", line=7)]
+    table = pa.Table.from_pylist([{**dict.fromkeys(RECORD.names), **row} for row in rows], schema=RECORD)
+    with pytest.raises(UserError) as caught:
+        list(tokenise_blocks(source, table, 99, "completion", processes))
+    assert str(caught.value).startswith("a.jsonl:7: record r: the model's chat template ")
+    assert message in str(caught.value)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from posttrain.models.chat import ChatTemplate, TokenizedExample
+from posttrain.models.chat import ChatTemplate, RefusedTurns, TokenizedExample
 from posttrain.models.task import TaskConfig, record_turns
 from posttrain.store.errors import UserError, shorten, suggest
 from posttrain.train.data.config import RecordShape
@@ -150,7 +150,10 @@ def build_example(
     Raises:
         UserError: the record lacks what its shape needs, or no token to learn is left of it in ``max_length``.
     """
-    unit, target = _SHAPES[shape](encoder, record)
+    try:
+        unit, target = _SHAPES[shape](encoder, record)
+    except RefusedTurns as error:
+        raise record_error(record, error.what, fix=error.fix) from None
     cut = max(len(sequence.ids) for sequence in unit) > max_length
     if cut:
         # Cut from the left: the answer, which is learned, stands at the end.
