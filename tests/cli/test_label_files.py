@@ -42,13 +42,18 @@ def test_files_without_a_round(small: Any, posttrain: Call, tmp_path: Path) -> N
     assert first.out.splitlines() == [
         "read 3 items, 3 answers into the new batch moods (label-studio, choice)",
         "left out, as they have no meaning here: predictions (3)",
+        "not trained on: its labels are not those of the task, such as `happy`; "
+        "posttrain label export FOLDER --format datasets writes records to train on",
     ]
+    refused = posttrain("data", "add", tasks, "--to", "labelled", "-w", root)
+    fix = f"posttrain label import {tasks}: its labels then join the training set"
+    assert (refused.code, refused.err) == (2, f"posttrain: {tasks}: these are tasks of Label Studio; {fix}\n")
     out = tmp_path / "out.jsonl"
     exported = posttrain("label", "export", out, "--format", "jsonl", "-w", root)
     assert exported.out == f"wrote 3 items of the batch moods to {out}\n"
     answers = [json.loads(line)["answers"][0]["answer"] for line in out.read_text().splitlines()]
     assert answers == ["happy", "sad", "sad"]
-    again = posttrain("label", "import", tasks, "--batch", "moods", "-w", root)
+    again = posttrain("label", "import", tasks, "-w", root)
     assert again.out.startswith("read 3 items, 0 answers, 3 answers were there already into the batch moods ")
     missing = posttrain("label", "export", out, "--batch", "none", "-w", root)
     assert (missing.code, missing.err) == (2, "posttrain: --batch: there is no batch `none`\n")
@@ -58,6 +63,12 @@ def test_files_without_a_round(small: Any, posttrain: Call, tmp_path: Path) -> N
     )
     assert posttrain("label", "import", tasks, "--batch", "gold", "--gold", "-w", root).out.startswith(
         "read 3 items, 0 answers, 3 gold items into the new batch gold"
+    )
+    topics = write_tasks(tmp_path / "topics.json", ["card", "cash", "card"])
+    joined = posttrain("label", "import", topics, "--question", "mood", "-w", root)
+    assert joined.out.splitlines()[-1] == (
+        "3 labels join the training set with the next run, once; they are in data/labelled/batch-topics.jsonl, "
+        "and nobody is asked for them again"
     )
 
 

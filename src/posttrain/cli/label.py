@@ -12,12 +12,14 @@ from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_worksp
 from posttrain.label.tokens import Conflict
 from posttrain.loop.label_reports import label_reports
 from posttrain.loop.open_batch import export_batch, import_batch, missing_answers, waiting_round
+from posttrain.loop.own_batches import OwnLabels, write_own_labels
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.workspace import Workspace
 
 if TYPE_CHECKING:
     from posttrain.label.formats.importer import ImportResult
     from posttrain.label.queue import Queue
+    from posttrain.label.queue_rows import Progress
     from posttrain.loop.config import Config
 
 app = typer.Typer(
@@ -119,7 +121,10 @@ def import_(
         options = ImportOptions(format, batch, kind, question, annotator, field, gold, labels, positions)
         result = import_queue(queue, file, options)
         progress = queue.progress(result.batch)
+        own = None if gold else write_own_labels(store, config).get(result.batch)
     _print_import(result)
+    if own is not None:
+        print_line(_describe_own(own, progress))
     if result.batch == pending and progress.resolved == progress.items:
         print_line("all items are decided; now: posttrain run")
 
@@ -146,6 +151,19 @@ def close(
                 raise UserError(str(error).partition(";")[0], fix="wait for the answers, or give --drop") from None
             record_change(store.metadata, "terminal", "close batch", batch, after={"dropped": dropped})
     print_line(f"the batch {batch} is closed" + (f"; {dropped} items were dropped" if dropped else ""))
+
+
+def _describe_own(own: OwnLabels, progress: "Progress") -> str:
+    """Says whether the labels of a batch without a round reach training."""
+    if own.reason is not None:
+        return (
+            f"not trained on: {own.reason}; posttrain label export FOLDER --format datasets writes records to train on"
+        )
+    parts = [f"{own.labels} labels join the training set with the next run, once"]
+    parts += [f"{own.repeated} are those of an earlier batch"] * bool(own.repeated)
+    parts += [f"{progress.undecided} items are not decided yet"] * bool(progress.undecided)
+    parts += [f"they are in {own.file}, and nobody is asked for them again"] * (own.file is not None)
+    return "; ".join(parts)
 
 
 def _print_import(result: "ImportResult") -> None:

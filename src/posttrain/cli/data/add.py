@@ -69,6 +69,8 @@ def add(
         raise UserError("no file is named", fix="posttrain data add FILE, or --inbox")
     if on_error not in ("stop", "skip"):
         raise UserError(f"`{on_error}` is neither stop nor skip", where="--on-error")
+    for file in files or ():
+        _refuse_label_studio(Path(file))
     if name is None:
         if on_error != "stop":
             fix = "--name NAME builds a dataset, which `data.pool` or `data.labelled` may name"
@@ -130,6 +132,19 @@ def add(
         print_table("", ["step", "reason", "records"], rows)
         parts = ", ".join(f"{count:,} {split}" for split, count in built.meta["counts"]["splits"].items() if count)
         print_line(f"{named.text}  {built.id}  {parts}")
+
+
+def _refuse_label_studio(file: Path) -> None:
+    """Raises a UserError for tasks of Label Studio, whose answers go through the queue."""
+    from posttrain.label.formats.importer import detect_format
+
+    try:
+        if file.suffix.lower() not in (".json", ".jsonl") or detect_format(file, str(file)) != "label-studio":
+            return
+    except UserError:
+        return  # the reader of records says what is wrong with it
+    fix = f"posttrain label import {file}: its labels then join the training set"
+    raise UserError("these are tasks of Label Studio", where=str(file), fix=fix)
 
 
 def _config_values(root: Path, name: str) -> dict[str, Any]:

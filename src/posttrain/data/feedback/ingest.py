@@ -149,7 +149,7 @@ def export_batch(
         accepted, refused = [], []
         for line in file.read_bytes().splitlines():
             entry = json.loads(line)
-            row = _rename_columns(entry, columns or {})
+            row = rename_columns(entry, columns or {})
             if problem := _find_problem(row, file.name, columns, labels):
                 reason = f"{problem.message}; {problem.fix}" if problem.fix else problem.message
                 refused.append({**entry, "reason": reason})
@@ -212,7 +212,7 @@ def _find_problem(
     return None
 
 
-def _rename_columns(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+def rename_columns(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
     """Names the row's values by ``columns``; a pair without columns of its own keeps the better answer."""
     if columns and "chosen" in row and "chosen" not in columns:
         rest = {name: value for name, value in row.items() if name not in ("chosen", "rejected")}

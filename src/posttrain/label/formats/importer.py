@@ -94,7 +94,9 @@ def import_queue(queue: Queue, path: Path, options: ImportOptions) -> ImportResu
         total += 1
     if not total:
         raise UserError("the file has no records", where=name)
-    existing = queue.batch(options.batch) if options.batch is not None else None
+    existing = queue.batch(options.batch or path.stem)
+    if existing is not None and options.batch is None and (options.gold or existing.round is not None):
+        existing = None  # only a batch of the file itself is meant without a name
     kind = options.kind or (existing.kind if existing else None)
     shape = survey.shape(kind, options.question, options.labels, options.annotator or path.stem, options.field)
     check_unit(options.positions, shape.kind)
@@ -110,6 +112,7 @@ def import_queue(queue: Queue, path: Path, options: ImportOptions) -> ImportResu
         items = _read_file(format, path, shape, options, result, units, advance)
         if existing is None:
             _add_batch(queue, batch, shape, items, result)
+            _check_new(queue, batch, result, name)
         else:
             queue.lower_overlap(batch)
             _add_answers(queue, queue.batch(batch) or existing, items, result)
@@ -190,6 +193,29 @@ def _add_batch(
         result.gold += sum(item.expected is not None for _, item in chunk)
     settings = {**batch.settings, "gold": result.gold}
     queue.metadata.update_rows(label_batches, label_batches.c.name == name, {"settings": settings})
+
+
+def _check_new(queue: Queue, name: str, result: ImportResult, where: str) -> None:
+    """Checks that a new batch is not a copy of another one, whose answers would count twice.
+
+    Raises:
+        UserError: another batch of no round holds all of it.
+    """
+
+    def contents(batch: str) -> dict[str, Any]:
+        return {
+            item.record: (item.content, sorted((each.annotator, str(each.answer)) for each in item.answers))
+            for item in queue.items(batch)
+        }
+
+    if not result.answers:
+        return
+    own = contents(name)
+    others = [each.name for each in queue.batches() if each.round is None and each.kind == result.kind]
+    for other in others:
+        if other != name and queue.progress(other).items == len(own) and contents(other) == own:
+            what = f"the batch `{other}` holds these {result.items} items and {result.answers} answers already"
+            raise UserError(what, where=where, fix=f"--batch {other} adds what is new")
 
 
 def _add_answers(queue: Queue, batch: Batch, items: Iterable[tuple[str, PortableItem]], result: ImportResult) -> None:

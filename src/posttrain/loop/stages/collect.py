@@ -14,6 +14,7 @@ from posttrain.data.versions.version import write_dataset
 from posttrain.loop.context import RoundContext
 from posttrain.loop.difficulty import check_columns
 from posttrain.loop.history import parent_dataset
+from posttrain.loop.own_batches import write_own_labels
 from posttrain.loop.record import LoopRecord
 from posttrain.loop.stage import CachedWork, RoundStep
 from posttrain.loop.stages.dataset import rebuild_training_set
@@ -54,6 +55,8 @@ class Collect(RoundStep):
         """Collects the records, and checks before any model is loaded that later stages can use them."""
         # A wrong label in the oracle's file would otherwise end the round after the pool was scored.
         check_answers(context.config, context.workspace.root)
+        # Before the pool is built, so that nobody is asked for labels that are there.
+        write_own_labels(context.workspace, context.config)
         data = collect(context)
         if context.number:
             # Now, as the stages before the next training set read its parent too.
