@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub.constants
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from posttrain.merge.api import MERGE_FILE, merge
+from posttrain.merge.sources import ModelFolder
+from posttrain.merge.vocabulary_view import VocabularyView
 from posttrain.models.sources import DEMO_MODEL
 from posttrain.store.errors import UserError, WorkError
 
@@ -205,3 +208,12 @@ def test_only_what_belongs_to_the_model_is_copied(make_model: Any, tmp_path: Pat
         *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
         *("chat_template.jinja", "LICENSE", MERGE_FILE),
     }
+
+
+def test_the_shapes_of_a_model_are_built_once(make_model: Any) -> None:
+    # Each tensor asks for them: built at each call, they take the square of the number of tensors.
+    model = ModelFolder("model", make_model("model"))
+    view = VocabularyView(model, np.arange(8), [])
+    assert model.shapes() is model.shapes()
+    assert view.shapes() is view.shapes()
+    model.close()

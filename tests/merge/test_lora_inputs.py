@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from posttrain.merge.api import merge
+from posttrain.merge.lora_adapter import _pattern_values
 from posttrain.store.errors import UserError
 
 Read = Callable[[Path], dict[str, Tensor]]
@@ -168,3 +169,14 @@ def _widen(weights: dict[str, Tensor]) -> None:
     for name in list(weights):
         if name.endswith("q_proj.weight"):
             weights[name] = torch.cat([weights[name], weights[name][:4]])
+
+
+def test_the_first_pattern_that_matches_counts() -> None:
+    patterns = {"layers.1.q_proj": 1, r".*\.0\.[qv]_proj": 2, "0.q_proj": 3, "v_proj": 4}
+    value = _pattern_values(patterns, 9)
+    modules = ("model.layers.1.q_proj", "model.layers.0.q_proj", "0.q_proj", "model.v_proj", "model.my_v_proj")
+    assert [value(module) for module in modules] == [1, 2, 3, 4, 9]
+    # One a module, as `extract_lora` writes them: the square of their number would take minutes.
+    many = {f"model.layers.{layer}.q_proj": layer for layer in range(20_000)}
+    value = _pattern_values(many, 9)
+    assert all(value(module) == layer for module, layer in many.items())

@@ -269,7 +269,7 @@ def test_a_flipped_byte_in_the_weights_shows_in_the_digests(models: list[Path], 
     assert not (tmp_path / "nan").exists()
 
 
-@pytest.mark.parametrize("change", ["truncate", "rewrite"])
+@pytest.mark.parametrize("change", ["truncate", "rewrite", "old time", "tokenizer", "folder"])
 def test_an_input_that_changes_during_the_merge(
     change: str, models: list[Path], command: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,14 +278,22 @@ def test_an_input_that_changes_during_the_merge(
     def changed_before(*arguments: Any) -> Any:
         if change == "truncate":
             os.truncate(file, 100_000)
+        elif change == "tokenizer":
+            (models[0] / "tokenizer.json").unlink()
+        elif change == "folder":
+            shutil.rmtree(models[1])
         else:
+            times = file.stat()
             with file.open("r+b") as opened:
                 opened.seek(-2, os.SEEK_END)
                 opened.write(b"\0\0")
+            if change == "old time":
+                os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
         return original(*arguments)
 
     monkeypatch.setattr(api, "run_plan", changed_before)
-    text = "model.safetensors: ended amid tensor" if change == "truncate" else "was changed while it was read"
+    texts = {"truncate": "model.safetensors: ended amid tensor", "tokenizer": "tokenizer.json: is gone since the work"}
+    text = texts.get(change, "was changed while it was read")
     with pytest.raises(UserError, match=text):
         command()
     assert not (tmp_path / "out").exists()

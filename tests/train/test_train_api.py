@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -191,3 +192,14 @@ def test_a_dataset_of_the_hub_trains_as_its_records_do(hub: Hub, tmp_path: Path)
     local = posttrain.train("tiny", PAIRS, tmp_path / "local", objective="dpo", settings=SMALL)
     assert weights(remote.folder) == weights(local.folder)
     assert yaml.safe_load((tmp_path / "remote" / "config.yaml").read_text())["data"] == "hub:me/pairs"
+
+
+@pytest.mark.slow
+def test_a_callback_may_change_the_current_folder(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    move = lambda step: os.chdir(tmp_path / "elsewhere")  # noqa: E731
+    result = posttrain.train("tiny", data.name, "out", objective="dpo", settings=SMALL, callbacks=move)
+    assert result.folder == tmp_path / "out"
+    assert (tmp_path / "out" / "model.safetensors").exists()
+    assert not any((tmp_path / "elsewhere").iterdir())

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -392,3 +393,16 @@ def test_the_sampler_is_chosen_by_what_was_measured(
 ) -> None:
     space = Space({f"p{number}": {"float": [0.0, 1.0]} for number in range(parameters)})
     assert choose_sampler(space, objectives, trials, starts_warm) == sampler
+
+
+def test_a_trial_may_change_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+
+    def move(trial: TrialContext) -> float:
+        os.chdir(tmp_path / "elsewhere")
+        return float(trial["x"])
+
+    minimize(move, {"x": Float(0, 1)}, budget=3, sampler="random", out="study")
+    assert (tmp_path / "study" / "best.yaml").exists()
+    assert not any((tmp_path / "elsewhere").iterdir())

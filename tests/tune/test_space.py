@@ -205,3 +205,9 @@ def test_changes_are_listed() -> None:
         "the constraint `batch <= 16` is new",
         "the constraint `batch * accumulation <= 128` is gone",
     ]
+
+
+def test_a_choice_may_have_many_values() -> None:
+    choice = Choice(list(range(100_000)))
+    choice.check("space.a")  # by the square of their number it would take minutes
+    assert choice.to_unit(99_999) > 0.9999

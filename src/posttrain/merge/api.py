@@ -118,21 +118,21 @@ def merge(
             where="search",
             fix="leave out the key here",
         )
-    target = Path(out)
+    target = Path(out).absolute()
     # First, as the same command after a kill behind the last rename must not leave anything either.
-    remove_abandoned(target.absolute().parent)
-    check_new_folder(target)
+    remove_abandoned(target.parent)
+    check_new_folder(Path(out))
     examples = data if isinstance(data, Mapping) else {_DATA: data or []}
     if data is not None and not isinstance(data, Mapping):
         merge_recipe = merge_recipe.model_copy(update={"data": _DATA})
-    with planned_merge(merge_recipe, folder_of_paths, target.absolute().parent, examples) as (plan, folder):
+    with planned_merge(merge_recipe, folder_of_paths, target.parent, examples) as (plan, folder):
         check_space(plan, folder)
         run = write_merge(plan, folder, memory, workers, shard_bytes)
         write_atomically(folder / MERGE_FILE, json.dumps(describe(plan, run), indent=1).encode())
         with disk_errors(folder):
             sync_tree(folder)
         commit(folder, target)
-    size = plan.bytes if run.adapter is None else (Path(out) / ADAPTER_WEIGHTS).stat().st_size
+    size = plan.bytes if run.adapter is None else (target / ADAPTER_WEIGHTS).stat().st_size
     return MergeResult(Path(out), len(plan.tensors), size, run.seconds, run.peak_memory, run.adapter)
 
 
@@ -232,13 +232,14 @@ def write_merge(
     if needs_statistics(plan) and not plan.statistics:
         raise UserError("the statistics of the models were not computed", where="data", fix="give their records")
     for source in plan.sources:
+        source.check_unchanged()
         source.prepare()
     if writes_adapter(plan.recipe):
-        run = write_adapter(plan, folder, memory, workers)
         copy_tokenizer(plan, folder)
+        run = write_adapter(plan, folder, memory, workers)
     else:
-        run = run_plan(plan, folder, memory, workers, shard_bytes)
         write_config(plan, folder)
+        run = run_plan(plan, folder, memory, workers, shard_bytes)
     for source in plan.sources:
         source.check_unchanged()
     return run

@@ -3,14 +3,22 @@
 import json
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posttrain.merge.sources import HEAD, TensorFiles, WeightSource, block_rows, embedding_of, has_tied_head
+from posttrain.merge.sources import (
+    HEAD,
+    FolderFiles,
+    TensorFiles,
+    WeightSource,
+    block_rows,
+    embedding_of,
+    has_tied_head,
+)
 from posttrain.models.weight_files import INDEX, WEIGHTS, read_file_headers
 from posttrain.store.errors import UserError, shorten
 
@@ -24,6 +32,8 @@ _OTHER_LORA = (
 _CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # beginnings of init_lora_weights
 
 PREFIX = "base_model.model."
+
+_PLAIN_NAME = re.compile(r"[\w.]+")
 
 _FACTOR = re.compile(r"\.(lora_A|lora_embedding_A)(?:\.weight)?$")
 
@@ -47,6 +57,7 @@ class AdaptedModel(WeightSource):
         self.base_location = base.location
         self.location = f"{base.location}+{adapter}"
         self.tokenizer_folder = adapter if (adapter / "tokenizer.json").is_file() else base.tokenizer_folder
+        self._files = FolderFiles(adapter)
         settings = read_adapter_config(adapter)
         file = adapter / ADAPTER_WEIGHTS
         if not file.is_file():
@@ -151,6 +162,7 @@ class AdaptedModel(WeightSource):
 
     def check_unchanged(self) -> None:
         self._whole.check_unchanged()
+        self._files.check_unchanged()
         self._base.check_unchanged()
 
     def close(self) -> None:
@@ -193,6 +205,7 @@ def _read_updates(
 
     updates: dict[str, tuple[Tensor, Tensor]] = {}
     left = set(names)
+    alpha_of = _pattern_values(config.get("alpha_pattern"), config.get("lora_alpha", 8))
     with safe_open(file, "pt") as weights:
         for name in sorted(names):
             match = _FACTOR.search(name)
@@ -214,8 +227,7 @@ def _read_updates(
             if down.ndim != 2 or up.ndim != 2 or up.shape[1] != down.shape[0]:
                 raise UserError(f"the factors of {shorten(module)} do not fit each other", where=str(file))
             rank = len(down)
-            alpha = _pattern_value(config.get("alpha_pattern"), module, config.get("lora_alpha", 8))
-            scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+            scale = alpha_of(module) / (math.sqrt(rank) if config.get("use_rslora") else rank)
             if config.get("fan_in_fan_out") or match.group(1) == "lora_embedding_A":
                 down, up = up.T.contiguous(), down.T.contiguous()  # the weight is stored as its transpose
             tensor, shape = f"{module}.weight", (up.shape[0], down.shape[1])
@@ -253,12 +265,29 @@ def _misfit(tensor: str, shape: Sequence[int] | None, other: Sequence[int], file
     )
 
 
-def _pattern_value(patterns: Mapping[str, Any] | None, module: str, default: Any) -> float:
-    # As peft reads its patterns: a regular expression for the end of the module's name, from a dot on.
+def _pattern_values(patterns: Mapping[str, Any] | None, default: Any) -> Callable[[str], float]:
+    """Returns the function that gives a module's value: that of the first pattern that matches, as peft reads them.
+
+    A pattern is a regular expression for the end of a module's name, from a dot on. Plain names, of which there is one
+    a module in some adapters, are looked up.
+    """
+    names: dict[str, tuple[int, float]] = {}
+    expressions: list[tuple[int, float, re.Pattern[str]]] = []
     try:
-        for pattern, value in (patterns or {}).items():
-            if re.match(rf"(.*\.)?({pattern})$", module):
-                return float(value)
-        return float(default)
+        last = float(default)
+        for at, (pattern, value) in enumerate((patterns or {}).items()):
+            if _PLAIN_NAME.fullmatch(pattern):
+                names[pattern] = at, float(value)
+            else:
+                expressions.append((at, float(value), re.compile(rf"(.*\.)?({pattern})$")))
     except (re.error, AttributeError, TypeError, ValueError):
         raise UserError("has a damaged alpha_pattern or lora_alpha", where=ADAPTER_CONFIG) from None
+
+    def value_of(module: str) -> float:
+        parts = module.split(".")
+        endings = (".".join(parts[start:]) for start in range(len(parts)))
+        matches = [names[ending] for ending in endings if ending in names]
+        matches += [(at, value) for at, value, expression in expressions if expression.match(module)]
+        return min(matches, default=(0, last))[1]
+
+    return value_of

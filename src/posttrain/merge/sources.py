@@ -30,6 +30,8 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 
+_SMALL_FILES = (".json", ".jinja", ".model", ".txt", ".tiktoken")
+
 BLOCK = 1 << 16
 """Elements of a block, about: a few of them per model stay in a core's cache."""
 
@@ -220,6 +222,7 @@ class ModelFolder(WeightSource):
     def __init__(self, name: str, folder: Path, location: str | None = None) -> None:
         self.name, self.folder, self.tokenizer_folder = name, folder, folder
         self.location = location or str(folder)
+        self._files = FolderFiles(folder)
         self.config = _read_config(folder)
         headers = read_headers(folder)
         self._tensors = TensorFiles(headers)
@@ -262,14 +265,39 @@ class ModelFolder(WeightSource):
 
     def check_unchanged(self) -> None:
         self._tensors.check_unchanged()
+        self._files.check_unchanged()
 
     def close(self) -> None:
         self._tensors.close()
 
 
-def _state(descriptor: int) -> tuple[int, int]:
-    status = os.fstat(descriptor)
-    return status.st_size, status.st_mtime_ns
+class FolderFiles:
+    """The files of a model or adapter beside its weights: config, tokenizer, templates."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._states = self._read()
+
+    def _read(self) -> dict[str, tuple[int, ...]]:
+        try:
+            paths = [path for path in self._folder.iterdir() if path.suffix in _SMALL_FILES and path.is_file()]
+            return {path.name: _state(path) for path in paths}
+        except FileNotFoundError:
+            return {}
+
+    def check_unchanged(self) -> None:
+        """Raises a UserError if a file has changed, or is gone, since this object was made."""
+        states = self._read()
+        for name, state in self._states.items():
+            if states.get(name) != state:
+                what = "was changed while it was read" if name in states else "is gone since the work began"
+                raise UserError(what, where=str(self._folder / name), fix="run the same command again")
+
+
+def _state(file: int | Path) -> tuple[int, ...]:
+    status = os.stat(file)
+    # Who writes into a file can set its old time again, but not the time of its inode.
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

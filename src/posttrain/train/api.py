@@ -133,7 +133,7 @@ def train(
     named = zip(sources.items(), config.files, strict=True)
     resolved = {name: file if isinstance(item, str | Path) else item for (name, item), file in named}
     records = _read(resolved, config)
-    out = Path(out)
+    out = Path(out).absolute()  # a callback may change the current folder
     try:
         with _record_indices([name for name, item in sources.items() if not isinstance(item, str | Path)]):
             summary = train_standalone(out, config, records, fork=fork, callbacks=called if callbacks else None)

@@ -154,9 +154,9 @@ def optimize(
     )
     describe_location(None, storage)  # before a folder is made
     first = read_points(initial, goal.space)
-    folder = None if out is None else Path(out)
     with ExitStack() as stack:
-        trials_folder = _open_folder(stack, folder)
+        trials_folder = _open_folder(stack, None if out is None else Path(out)).absolute()
+        folder = None if out is None else trials_folder.parent  # a trial may change the current folder
         study = stack.enter_context(Study(goal, folder=folder, url=storage, name=begin_name(folder, storage)))
         check_trials(trials_folder, len(study.trials))
         files = StudyFiles(study, folder, to_config)

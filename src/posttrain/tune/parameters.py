@@ -3,6 +3,7 @@
 import json
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -150,8 +151,8 @@ class Choice(Parameter):
     def check(self, where: str) -> None:
         if len(self.values) < 2:
             raise UserError(f"{len(self.values)} values leave no choice", where=where, fix="fix the value, or add some")
-        texts = [json.dumps(value, sort_keys=True) for value in self.values]
-        if twice := next((text for text in texts if texts.count(text) > 1), None):
+        counts = Counter(json.dumps(value, sort_keys=True) for value in self.values)
+        if twice := next((text for text, count in counts.items() if count > 1), None):
             raise UserError(f"{twice} is named twice", where=where, fix="remove one")
 
     def from_unit(self, share: float) -> Any:

@@ -4,6 +4,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
 
@@ -65,7 +66,7 @@ class MergeMethod:
     accelerated: bool = False
     needs: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def options(self) -> dict[str, inspect.Parameter]:
         """Returns the options of the signature, by name."""
         parameters = inspect.signature(self.function).parameters
