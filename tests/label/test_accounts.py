@@ -62,6 +62,16 @@ def test_only_the_right_password_of_an_open_account_is_accepted(people: Accounts
     assert people.check_password("anna", PASSWORD) is None
 
 
+def test_spellings_of_a_name_are_one_account_and_no_password(people: Accounts) -> None:
+    assert people.check_password(" \uff41nna ", PASSWORD) == people.get("anna")
+    for taken in ("\uff2fLGA", "olg\u24d0", "OLGA "):
+        with pytest.raises(Conflict, match="is taken"):
+            people.add(taken, "viewer", "olga")
+    for weak in ("\uff41nnabella1", "ANNABELLA\uff11", "a\uff41A\uff21" * 3):
+        with pytest.raises(UserError, match="easy to guess"):
+            people.add("annabella1", "viewer", "olga", weak)
+
+
 def test_an_unknown_name_costs_a_hash_as_well(people: Accounts, monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[str] = []
 

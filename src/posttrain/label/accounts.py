@@ -191,7 +191,7 @@ class Accounts:
         from argon2.exceptions import Argon2Error, InvalidHashError
 
         password = _normalize(password[:_LONGEST_PASSWORD])
-        query = select(accounts).where(accounts.c.name == _normalize(name), accounts.c.closed_at.is_(None))
+        query = select(accounts).where(accounts.c.name == normalize_name(name), accounts.c.closed_at.is_(None))
         with self.metadata.reading() as connection:
             row = connection.execute(query).mappings().first()
         stored = row["password_hash"] if row is not None else None
@@ -209,7 +209,7 @@ class Accounts:
     def record_refusal(self, name: str, address: str) -> None:
         """Logs a sign-in that was refused."""
         with self.metadata.transaction() as connection:
-            known = connection.scalar(select(accounts.c.name).where(accounts.c.name == _normalize(name)))
+            known = connection.scalar(select(accounts.c.name).where(accounts.c.name == normalize_name(name)))
             # A name that nobody has may be a password, typed into the wrong field.
             record_change(self.metadata, known or "(unknown)", "refused sign-in", known or "", after={"from": address})
 
@@ -217,7 +217,7 @@ class Accounts:
         with self.metadata.transaction() as connection:
             lock_table(connection, accounts)
             # Two names that a reader cannot tell apart would let one person pass for another.
-            if name.casefold() in {other.casefold() for other in connection.scalars(select(accounts.c.name))}:
+            if fold_name(name) in {fold_name(other) for other in connection.scalars(select(accounts.c.name))}:
                 raise Conflict(f"the name `{name}` is taken", fix="choose another one")
             row = {"name": name, "role": role, "password_hash": hashed, "created_at": utc_now()}
             self.metadata.insert_row(accounts, row)
@@ -250,7 +250,7 @@ def check_name(name: str) -> str:
     Raises:
         UserError: an account cannot have this name.
     """
-    name = _normalize(name).strip()
+    name = normalize_name(name)
     if not _NAME.fullmatch(name):
         fix = "up to 80 letters, digits and . _ - @ +, a letter or digit first"
         raise UserError(f"`{name[:40]}` cannot be the name of an account", fix=fix)
@@ -266,7 +266,8 @@ def _hash(password: str, name: str) -> str:
     if not _SHORTEST_PASSWORD <= len(password) <= _LONGEST_PASSWORD:
         fix = f"{_SHORTEST_PASSWORD} to {_LONGEST_PASSWORD:,} characters; a sentence is easy to remember"
         raise UserError(f"the password has {len(password):,} characters", fix=fix)
-    if password.casefold() in (name.casefold(), 2 * name.casefold()) or len(set(password)) < 4:
+    plain, own = fold_name(password), fold_name(name)
+    if plain in (own, 2 * own) or len(set(_normalize(password))) < 4:
         raise UserError("the password is easy to guess", fix="choose another one")
     hashed: str = password_hasher().hash(_normalize(password))
     return hashed
@@ -276,6 +277,16 @@ def _hash(password: str, name: str) -> str:
 def _unfitting_hash() -> str:
     hashed: str = password_hasher().hash(secrets.token_urlsafe(32))
     return hashed
+
+
+def normalize_name(name: str) -> str:
+    """Returns the spelling under which an account is stored and looked up."""
+    return _normalize(name).strip()
+
+
+def fold_name(name: str) -> str:
+    """Returns a key that is the same for all spellings of a name, letter case included."""
+    return _normalize(normalize_name(name).casefold())
 
 
 def _normalize(text: str) -> str:

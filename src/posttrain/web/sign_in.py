@@ -13,7 +13,7 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
-from posttrain.label.accounts import Account
+from posttrain.label.accounts import Account, fold_name
 from posttrain.label.tokens import NotFound
 from posttrain.store.errors import UserError
 from posttrain.web.access import (
@@ -32,6 +32,7 @@ ATTEMPTS_OF_ACCOUNT = 10
 ATTEMPTS_OF_ADDRESS = 50
 ATTEMPT_SECONDS = 15 * 60.0
 
+_LONGEST_NAME = 80  # characters; no account has a longer one
 _FORM_BYTES = 16 * 1024
 _FORM = "application/x-www-form-urlencoded"
 
@@ -40,20 +41,20 @@ _PASSWORD_CHECKS = 2
 
 
 class AttemptLimit:
-    """Counts attempts in a sliding window by key.
+    """Counts attempts in a sliding window by key; a counter is kept as long as an attempt of it is in the window.
 
     Args:
         most: Attempts with one key in the window.
         seconds: Length of the window.
-        keys: Keys that are remembered; the one unused the longest is forgotten first.
+        keys: Keys that have a counter of their own; more keys than these share as many counters again.
         clock: Returns the time in seconds.
     """
 
     def __init__(
-        self, most: int, seconds: float, keys: int = 10_000, clock: Callable[[], float] = time.monotonic
+        self, most: int, seconds: float, keys: int = 100_000, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.most, self.seconds, self.keys, self.clock = most, seconds, keys, clock
-        self._times: OrderedDict[str, list[float]] = OrderedDict()
+        self._times: OrderedDict[str | int, list[float]] = OrderedDict()
         self._lock = Lock()
 
     def wait(self, key: str) -> float:
@@ -61,13 +62,16 @@ class AttemptLimit:
         # Counted before its outcome is known: else many at the same time would all be let in.
         with self._lock:
             now = self.clock()
-            times = [time for time in self._times.pop(key, []) if time > now - self.seconds]
-            self._times[key] = times
-            while len(self._times) > self.keys:
+            while self._times and next(iter(self._times.values()))[-1] <= now - self.seconds:
                 self._times.popitem(last=False)
+            # Neither may strangers fill the memory, nor end a counter by many other keys. Python's hash of a text has
+            # a secret seed, so that nobody can choose names that share the counter of another.
+            counter = key if key in self._times or len(self._times) < self.keys else hash(key) % self.keys
+            times = [time for time in self._times.get(counter, []) if time > now - self.seconds]
             if len(times) >= self.most:
                 return times[-self.most] + self.seconds - now
-            times.append(now)
+            self._times[counter] = [*times, now]
+            self._times.move_to_end(counter)
             return 0.0
 
     def forgive(self, key: str) -> None:
@@ -104,8 +108,10 @@ def sign_in_routes(site: Site) -> APIRouter:
         if token := values.get("token"):
             return await run_sync(partial(_use_link, request, token, target))
         name, address = values.get("name", ""), _address(request)
-        # Both are counted, also of names that nobody has: a difference would tell which names exist.
-        if wait := max(by_address.wait(address), by_account.wait(name.casefold()[:80])):
+        # Names that nobody has are counted, too: a difference would tell which names exist. An address that must wait
+        # is not counted with a name: it would keep the name's owner out.
+        counted = fold_name(name)[:_LONGEST_NAME]
+        if wait := by_address.wait(address) or by_account.wait(counted):
             response = _form(request, 429, error="error.limit", minutes=int(wait // 60) + 1, next=target)
             response.headers["Retry-After"] = str(int(wait) + 1)
             return response
@@ -114,7 +120,7 @@ def sign_in_routes(site: Site) -> APIRouter:
         if account is None:
             await run_sync(site.accounts.record_refusal, name, address)
             return _form(request, 401, error="error.wrong", next=target, name=name)
-        by_account.forgive(name.casefold()[:80])
+        by_account.forgive(counted)
         return await run_sync(partial(_signed_in, request, account, target))
 
     @router.post("/sign-out")

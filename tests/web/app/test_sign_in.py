@@ -14,6 +14,7 @@ from posttrain.store.database import utc_now
 from posttrain.web import sign_in as sign_in_module
 from posttrain.web.sign_in import ATTEMPTS_OF_ACCOUNT, ATTEMPTS_OF_ADDRESS, AttemptLimit
 
+ADDRESS = "http://localhost:8600"
 PASSWORD = "correct horse battery"
 HTML = {"Accept": "text/html"}
 
@@ -73,12 +74,62 @@ def test_attempts_are_forgotten_with_time_and_counted_before_their_outcome() -> 
     now[0] = 10.5
     assert limit.wait("a") == 0.0
     limit.wait("a")
-    for key in "bcd":
-        limit.wait(key)
-    assert limit.wait("a") == 0.0  # forgotten: strangers cannot fill the memory
-    assert [limit.wait("b"), limit.wait("b"), limit.wait("b")] == [0.0, 0.0, 10.0]
-    limit.forgive("b")
-    assert limit.wait("b") == 0.0
+    limit.forgive("a")
+    assert [limit.wait("a"), limit.wait("a"), limit.wait("a")] == [0.0, 0.0, 10.0]
+
+
+def test_other_names_end_no_counter_and_fill_no_memory() -> None:
+    now = [0.0]
+    limit = AttemptLimit(2, 10.0, clock=lambda: now[0])
+    assert [limit.wait("a"), limit.wait("a")] == [0.0, 0.0]
+    for number in range(20_000):
+        limit.wait(f"other {number}")
+    assert limit.wait("a") == 10.0
+    small = AttemptLimit(2, 10.0, keys=3, clock=lambda: now[0])
+    assert [small.wait("a"), small.wait("a")] == [0.0, 0.0]
+    waits = [small.wait(f"other {number}") for number in range(1000)]
+    assert sum(wait == 0.0 for wait in waits) <= 2 + 3 * 2, "names beyond the limit share counters"
+    small.forgive("other 999")
+    assert small.wait("a") == 10.0
+    assert len(small._times) <= 6
+    now[0] = 10.5
+    assert (small.wait("a"), len(small._times)) == (0.0, 1)
+
+
+SPELLINGS = (
+    "annotator",
+    "ANNOTATOR",
+    "\uff41nnotator",
+    "\uff21NNOTATOR",
+    "annotator ",
+    "annota\u24e3or",
+    " \uff41nnotator",
+)
+
+
+def test_all_spellings_of_a_name_share_one_counter(server: Any) -> None:
+    tries = [sign_in(server.client(), SPELLINGS[at % len(SPELLINGS)], "wrong") for at in range(ATTEMPTS_OF_ACCOUNT)]
+    assert [answer.status_code for answer in tries] == [401] * ATTEMPTS_OF_ACCOUNT
+    assert [sign_in(server.client(), name).status_code for name in SPELLINGS] == [429] * len(SPELLINGS)
+
+
+def test_a_right_password_in_another_spelling_forgives_the_name(server: Any) -> None:
+    client = server.client()
+    for _ in range(ATTEMPTS_OF_ACCOUNT - 1):
+        sign_in(client, "annotator", "wrong")
+    assert sign_in(client, "\uff41nnotator ").status_code == 303
+    assert sign_in(client, "annotator", "wrong").status_code == 401
+
+
+def test_an_address_that_must_wait_keeps_no_owner_out(server: Any) -> None:
+    for number in range(ATTEMPTS_OF_ADDRESS):
+        sign_in(server.client(), f"name{number}", "x")
+    for _ in range(ATTEMPTS_OF_ACCOUNT + 1):
+        assert sign_in(server.client(), "annotator", "x").status_code == 429
+    elsewhere = TestClient(
+        server.app, ADDRESS, client=("10.0.0.9", 1), headers={"Origin": ADDRESS}, follow_redirects=False
+    )
+    assert sign_in(elsewhere).status_code == 303
 
 
 def test_signing_in_rotates_the_session_and_ends_the_old_one(server: Any) -> None:
