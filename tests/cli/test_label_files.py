@@ -67,7 +67,7 @@ def test_files_without_a_round(small: Any, posttrain: Call, tmp_path: Path) -> N
     topics = write_tasks(tmp_path / "topics.json", ["card", "cash", "card"])
     joined = posttrain("label", "import", topics, "--question", "mood", "-w", root)
     assert joined.out.splitlines()[-1] == (
-        "3 labels join the training set with the next run, once; they are in data/labelled/batch-topics.jsonl, "
+        "labels that join the training set with the next run: 3; they are in data/labelled/batch-topics.jsonl, "
         "and nobody is asked for them again"
     )
 

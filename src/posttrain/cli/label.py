@@ -159,9 +159,9 @@ def _describe_own(own: OwnLabels, progress: "Progress") -> str:
         return (
             f"not trained on: {own.reason}; posttrain label export FOLDER --format datasets writes records to train on"
         )
-    parts = [f"{own.labels} labels join the training set with the next run, once"]
-    parts += [f"{own.repeated} are those of an earlier batch"] * bool(own.repeated)
-    parts += [f"{progress.undecided} items are not decided yet"] * bool(progress.undecided)
+    parts = [f"labels that join the training set with the next run: {own.labels}"]
+    parts += [f"answers that an earlier batch has too: {own.repeated}"] * bool(own.repeated)
+    parts += [f"items that are not decided yet: {progress.undecided}"] * bool(progress.undecided)
     parts += [f"they are in {own.file}, and nobody is asked for them again"] * (own.file is not None)
     return "; ".join(parts)
 
@@ -181,8 +181,8 @@ def _print_import(result: "ImportResult") -> None:
                 print_line(f"  the first of {name}: {place}")
     if result.uncertain:
         print_line(
-            f"warning: {len(result.uncertain)} records, first {result.uncertain[0]}, have spans that mean other words "
-            "where a tool counts UTF-16 code units, or CRLF once; compare them, and name the unit with --positions"
+            "warning: records with spans that mean other words where a tool counts UTF-16 code units, or CRLF once: "
+            f"{len(result.uncertain)}, first {result.uncertain[0]}; compare them, and name the unit with --positions"
         )
 
 

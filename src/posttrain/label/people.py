@@ -172,7 +172,7 @@ class PeopleAnnotator(Annotator):
         for file, who in self._files(request.folder, name):
             answers = import_answers(request.folder / file, batch, labels_in_file(request), name=file, annotator=who)
             if file != name:
-                log.info("  %s: %d answers", file, sum(map(len, answers)))
+                log.info("  answers in %s: %d", file, sum(map(len, answers)))
             for (id, before), new in zip(given_to.items(), answers, strict=True):
                 if twice := before.keys() & new.keys():
                     what = f"`{min(twice)}` has answered the record `{id}` in another file already"

@@ -214,7 +214,7 @@ def _check_new(queue: Queue, name: str, result: ImportResult, where: str) -> Non
     others = [each.name for each in queue.batches() if each.round is None and each.kind == result.kind]
     for other in others:
         if other != name and queue.progress(other).items == len(own) and contents(other) == own:
-            what = f"the batch `{other}` holds these {result.items} items and {result.answers} answers already"
+            what = f"the batch `{other}` holds all of its items and answers already"
             raise UserError(what, where=where, fix=f"--batch {other} adds what is new")
 
 
