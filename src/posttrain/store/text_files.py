@@ -50,6 +50,15 @@ def normalise_text(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
+def normalise_lines(text: str) -> str:
+    """Normalises a text for comparisons in which whitespace counts if there are several lines, as in a program.
+
+    Only the forms of Unicode and of line ends, and whitespace at the end of the text, do not count there.
+    """
+    text = unicodedata.normalize("NFC", text.replace("\r\n", "\n").replace("\r", "\n")).rstrip().lstrip("\n")
+    return text if "\n" in text else normalise_text(text)
+
+
 def read_delimited(
     lines: Iterable[str], delimiter: str, *, blank: bool = True
 ) -> Iterator[tuple[int, list[str] | str]]:

@@ -272,6 +272,11 @@ PAIR = {"chosen": "right", "rejected": "said"}
         ),
         ({"rating": 2, "corrected_answer": "right"}, STARS, ("preferences", PAIR)),
         ({"rating": "down", "corrected_answer": " said"}, Ratings(), ("labelled", {"completion": " said"})),
+        (
+            {"completion": "for x:\n  a\n  b", "rating": "down", "corrected_answer": "for x:\n  a\nb"},
+            Ratings(),
+            ("preferences", {"chosen": "for x:\n  a\nb", "rejected": "for x:\n  a\n  b"}),
+        ),
         ({"completion": None, "corrected_answer": "right"}, Ratings(), ("labelled", {"completion": "right"})),
     ],
 )

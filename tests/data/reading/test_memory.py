@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ class Dataset:
 
     def __init__(self, table: pa.Table, format: str | None = None) -> None:
         self.table, self.format = table, format
+        self.features: dict[str, Any] = {}
 
     def with_format(self, format: str) -> "Dataset":
         return Dataset(self.table, format)
@@ -164,3 +166,10 @@ def test_skipped_records_are_reported() -> None:
     table = concat(read_memory([answered, {**request, "error": "late"}], "data", skipped=skipped.append))
     assert table.num_rows == 1
     assert [problem.file for problem in skipped] == ["data[1]"]
+
+
+def test_class_labels_of_a_dataset_are_read_by_their_names() -> None:
+    data = Dataset(pa.table({"text": ["a", "b", "c"], "intent": [1, 0, -1]}))
+    data.features = {"text": SimpleNamespace(dtype="string"), "intent": SimpleNamespace(names=["no", "yes"])}
+    columns = {"prompt": "text", "completion": "intent"}
+    assert concat(list(read_memory(data, "data", columns)))["completion"].to_pylist() == ["yes", "no", None]

@@ -146,3 +146,21 @@ def test_the_requests_of_a_batch_are_records_without_answers(tmp_path: Path) -> 
     result, problems = records(tmp_path, {"custom_id": "1", "method": "POST", "url": "/v1", "body": REQUEST})
     assert (result[0]["completion"], problems) == (None, [])
     assert json.loads(result[0]["meta"])["model"] == "gpt-x"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"request": {**REQUEST, "system": "Be kind."}, "response": RESPONSE},
+        {"request": {**REQUEST, "system": [{"type": "text", "text": "Be kind."}]}, "response": RESPONSE},
+        {"request": REQUEST, "response": RESPONSE, "system": "Be kind."},
+        {**REQUEST, "choices": RESPONSE["choices"], "system": "Be kind."},
+    ],
+)
+def test_a_system_message_beside_the_turns_is_read(tmp_path: Path, row: dict[str, Any]) -> None:
+    ((record,), _) = records(tmp_path, row)
+    assert [(turn["role"], turn["content"]) for turn in record["prompt"]] == [
+        ("system", "Be kind."),
+        ("user", "Where?"),
+    ]
+    assert "system" not in json.loads(record["meta"])

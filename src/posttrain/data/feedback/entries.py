@@ -12,7 +12,7 @@ from posttrain.data.reading.rows import Problem, check_row, unknown_label_proble
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import digest
 from posttrain.store.section import Section
-from posttrain.store.text_files import normalise_text
+from posttrain.store.text_files import normalise_lines
 
 Kind = Literal["labelled", "preferences", "pool"]
 KINDS: tuple[Kind, ...] = ("labelled", "preferences", "pool")
@@ -155,7 +155,7 @@ def feedback_row(feedback: Mapping[str, Any], received: str, ratings: Ratings) -
     if corrected is not None and corrected.strip():
         meta = {"labelled_by": "feedback", "feedback": note}
         # A pair of answers that differ only in whitespace teaches nothing.
-        if direction == "down" and completion and normalise_text(completion) != normalise_text(corrected):
+        if direction == "down" and completion and normalise_lines(completion) != normalise_lines(corrected):
             return "preferences", {**prompt, "chosen": corrected, "rejected": completion, "meta": meta}
         return "labelled", {**prompt, "completion": corrected, "meta": meta}
     if direction == "up" and completion and completion.strip():
@@ -172,7 +172,7 @@ def outcome_of(feedback: Mapping[str, Any], ratings: Ratings = Ratings()) -> boo
     if (rating := feedback.get("rating")) is not None:
         direction = ratings.of(rating)
         return None if direction is None else direction == "up"
-    completion, corrected = (normalise_text(feedback.get(name) or "") for name in ("completion", "corrected_answer"))
+    completion, corrected = (normalise_lines(feedback.get(name) or "") for name in ("completion", "corrected_answer"))
     return completion == corrected if completion and corrected else None
 
 

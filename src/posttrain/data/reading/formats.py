@@ -1,7 +1,7 @@
 """Reads the rows of a file by its format: CSV, TSV, Parquet and Arrow here, JSON in `json_rows`."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -267,11 +267,17 @@ def _arrow_batches(file: Path) -> Iterator[pa.RecordBatch]:
             yield from pyarrow.ipc.open_stream(source)
 
 
-def batch_rows(batches: Iterator[pa.RecordBatch], name: str) -> Rows:
-    """Yields the rows of Arrow batches; their lines count from 1."""
+def batch_rows(
+    batches: Iterator[pa.RecordBatch], name: str, class_names: Mapping[str, Sequence[str]] | None = None
+) -> Rows:
+    """Yields the rows of Arrow batches; their lines count from 1.
+
+    Args:
+        class_names: names by which numbers of a column are read; None: those of the schema.
+    """
     line = 0
     for batch in batches:
-        class_labels = _class_labels(batch.schema)
+        class_labels = _class_labels(batch.schema) if class_names is None else class_names
         names = batch.schema.names
         if len(set(names)) < len(names):
             message = f"a column stands there twice; the columns are {join_names(names)}"
@@ -307,6 +313,6 @@ def _class_labels(schema: pa.Schema) -> dict[str, list[str]]:
     }
 
 
-def _class_name(value: Any, names: list[str]) -> Any:
+def _class_name(value: Any, names: Sequence[str]) -> Any:
     # -1 is what `datasets` writes for a class that is not known.
     return names[value] if isinstance(value, int) and 0 <= value < len(names) else None if value == -1 else value

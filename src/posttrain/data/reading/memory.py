@@ -89,7 +89,9 @@ def _rows(data: Any, name: str) -> Rows:
         raise UserError("is one dictionary", where=name, fix=f"give {_KINDS}")
     if hasattr(data, "with_format") and hasattr(data, "iter"):
         tables = data.with_format("arrow").iter(batch_size=BATCH_ROWS)
-        return batch_rows((batch for table in tables for batch in table.to_batches()), name)
+        features = getattr(data, "features", None) or {}
+        classes = {column: feature.names for column, feature in features.items() if hasattr(feature, "names")}
+        return batch_rows((batch for table in tables for batch in table.to_batches()), name, classes or None)
     if _is_table(data):
         return batch_rows(iter(_to_table(data, name).to_batches(BATCH_ROWS)), name)
     if isinstance(data, str | bytes) or not isinstance(data, Iterable):

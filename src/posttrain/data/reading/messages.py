@@ -216,13 +216,15 @@ def with_context(convert: Callable[[Mapping[str, Any]], Content]) -> Callable[[M
     def converted(values: Mapping[str, Any]) -> Content:
         content = convert(values)
         if content.prompt is not None and ("system" in values or "history" in values):
-            content.prompt = _add_context(content.prompt, values.get("system"), values.get("history"))
+            turns = add_context(content.prompt, values.get("system"), values.get("history"))
+            content.prompt = check_prompt(turns)
         return content
 
     return converted
 
 
-def _add_context(prompt: list[Turn], system: Any, history: Any) -> list[Turn]:
+def add_context(prompt: list[Turn], system: Any, history: Any = None) -> list[Turn]:
+    """Returns a prompt after a system message and earlier turns, which may be missing."""
     start = int(prompt[0]["role"] == "system")
     turns = [*prompt[:start], *_parse_history(history), *prompt[start:]]
     text = "" if system is None else parse_text(system, "system")
@@ -231,7 +233,7 @@ def _add_context(prompt: list[Turn], system: Any, history: Any) -> list[Turn]:
             message = "the column `system` and the system turn of the conversation differ"
             raise InvalidRecord("two system messages", message, "keep one of them")
         turns = [{"role": "system", "content": text}, *turns[start:]]
-    return check_prompt(turns)
+    return turns
 
 
 def _parse_history(value: Any) -> list[Turn]:

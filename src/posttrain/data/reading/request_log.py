@@ -10,6 +10,7 @@ from typing import Any
 from posttrain.data.reading.messages import (
     Content,
     InvalidRecord,
+    add_context,
     check_prompt,
     parse_prompt,
     parse_text,
@@ -20,7 +21,7 @@ from posttrain.data.reading.messages import (
 from posttrain.data.reading.rows import parse_json
 from posttrain.data.records.record import Turn
 
-LOG_COLUMNS = ("request", "body", "messages", "response", "choices", "error")
+LOG_COLUMNS = ("request", "body", "messages", "system", "response", "choices", "error")
 """The columns that are parsed; all others are kept in ``meta``."""
 
 _RESPONSE_FIELDS = ("id", "created", "model", "usage", "system_fingerprint", "service_tier")
@@ -39,7 +40,7 @@ def parse_request_log(values: Mapping[str, Any]) -> Content:
     response = _response(values)
     choice = _choice(values, response) if response is not None else None
     try:
-        turns = _prompt(request)
+        turns = _prompt(values, request)
         if choice is None and turns[-1]["role"] == "assistant":
             content = split_conversation(turns, {})
             return Content(content.prompt, content.completion, extra=_request_metadata(values, request, {}, {}))
@@ -106,13 +107,13 @@ def _choice(values: Mapping[str, Any], response: Mapping[str, Any]) -> Mapping[s
     return choices[0]
 
 
-def _prompt(request: Mapping[str, Any]) -> list[Turn]:
-    if "messages" not in request:
-        return parse_prompt(request["prompt"])
-    messages = request["messages"]
+def _prompt(values: Mapping[str, Any], request: Mapping[str, Any]) -> list[Turn]:
+    messages = request.get("messages")
     if isinstance(messages, str):
         messages = parse_json(messages)
-    return parse_turns(messages, "messages")[0]
+    turns = parse_turns(messages, "messages")[0] if "messages" in request else parse_prompt(request["prompt"])
+    # Anthropic's requests hold the system message beside the turns.
+    return add_context(turns, request.get("system", values.get("system")))
 
 
 def _answer(choice: Mapping[str, Any]) -> str:
@@ -136,7 +137,7 @@ def _request_metadata(
     """Returns the values of request and response besides the texts, without those that the row has itself."""
     nested = request is not values
     settings = request if nested else {}
-    metadata = {name: value for name, value in settings.items() if name not in ("messages", "prompt")}
+    metadata = {name: value for name, value in settings.items() if name not in ("messages", "prompt", "system")}
     answered = {name: response[name] for name in _RESPONSE_FIELDS if response.get(name) is not None}
     # A provider resolves a name such as `gpt-4o` to a dated model.
     if metadata.get("model") not in (None, answered.get("model", metadata.get("model"))):

@@ -6,7 +6,6 @@ Two records that differ only in whitespace or in canonical Unicode forms have th
 import hashlib
 import json
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from json.encoder import encode_basestring_ascii
 from typing import Any, Literal, NamedTuple
@@ -16,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute
 
-from posttrain.store.text_files import normalise_text
+from posttrain.store.text_files import normalise_lines, normalise_text
 
 TextField = Literal["input", "answer", "all"]
 """The part of a record that a step reads: the prompt or text, the answer (both of a preference pair), or all."""
@@ -173,8 +172,7 @@ def content_ids(
 def exact_ids(table: pa.Table) -> tuple[list[str], list[str]]:
     """Returns ``id`` and ``input_id`` of every record, and hashes of their own where a text has several lines.
 
-    In a program, a poem or a table the whitespace of a line says something, which ids ignore. Only the form of Unicode
-    and of line ends, and whitespace at the end of the text, do not count there.
+    There whitespace says something, which ids ignore: texts are compared as by `normalise_lines`.
     """
     ids, input_ids = table["id"].to_pylist(), table["input_id"].to_pylist()
     several = [held.rows[_has_lines(held.texts)] for held in text_columns(table)]
@@ -188,18 +186,13 @@ def exact_record_ids(record: Mapping[str, Any]) -> tuple[str, str]:
     """Returns one record's `exact_ids`."""
     if not any("\n" in text or "\r" in text for text in record_texts(record)):
         return record["id"], record["input_id"]
-    record = {**record, **map_texts(record, _exact_text)}
+    record = {**record, **map_texts(record, normalise_lines)}
     contents = {name: record[name] for name in ("prompt", "completion", "rejected", "text")}
     return content_ids(**contents, image=image_name(record["meta"]), normalised=False)
 
 
 def _has_lines(texts: pa.Array) -> npt.NDArray[np.bool_]:
     return np.asarray(pa.compute.match_substring_regex(texts, r"[\r\n]").to_numpy(zero_copy_only=False), dtype=bool)
-
-
-def _exact_text(text: str) -> str:
-    text = unicodedata.normalize("NFC", text.replace("\r\n", "\n").replace("\r", "\n")).rstrip().lstrip("\n")
-    return text if "\n" in text else normalise_text(text)
 
 
 def image_name(meta: str | None) -> str | None:
