@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from posttrain.cli.process import stop_on_signals
+from posttrain.store.errors import UserError
 
 Call = Callable[..., Any]
 
@@ -162,3 +163,40 @@ def test_log_lines_mask_secrets(posttrain: Call, tmp_path: Path, capfd: pytest.C
     posttrain("status", "-w", tmp_path)  # sets the log up
     logging.getLogger("posttrain").warning("%s refused", "https://me:hidden@host/x")
     assert "https://me:***@host/x refused" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "--model", "tiny", "--data", "data.jsonl", "--out"],
+        ["merge", "tiny", "tiny", "--out"],
+        ["init"],
+        ["demo", "--quick", "--dir"],
+        ["label", "import"],
+        ["report", "-w"],
+    ],
+)
+def test_an_address_where_a_path_is_meant_is_refused(
+    posttrain: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    line = posttrain(*arguments, "s3://bucket/x").mistake
+    assert line.startswith("s3://bucket/x: is an address, not a path of this machine")
+    assert [path.name for path in tmp_path.iterdir()] == ["data.jsonl"]
+
+
+def test_an_address_is_refused_in_python_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from posttrain.merge.api import merge
+    from posttrain.train.api import train
+    from posttrain.tune import minimize
+
+    monkeypatch.chdir(tmp_path)
+    for call in (
+        lambda out: train("tiny", [{"prompt": "a", "completion": "b"}], out),
+        lambda out: merge(["tiny", "tiny"], out=out, method="linear"),
+        lambda out: minimize(lambda trial: 0.0, {"x": {"float": [0.0, 1.0]}}, budget=1, out=out),
+    ):
+        with pytest.raises(UserError, match="gs://bucket/x: is an address"):
+            call("gs://bucket/x")
+    assert list(tmp_path.iterdir()) == []

@@ -42,6 +42,7 @@ from posttrain.store.files import (
     sync_tree,
     write_atomically,
 )
+from posttrain.store.paths import check_path
 
 MERGE_FILE = "merge.json"
 
@@ -118,6 +119,7 @@ def merge(
             where="search",
             fix="leave out the key here",
         )
+    check_path(Path(out))
     target = Path(out).absolute()
     # First, as the same command after a kill behind the last rename must not leave anything either.
     remove_abandoned(target.parent)

@@ -2,11 +2,14 @@
 
 import errno
 import os
+import re
 import stat
 from pathlib import Path
 from typing import NamedTuple
 
 from posttrain.store.errors import UserError, shorten, to_line
+
+_SCHEME = re.compile("[a-z][a-z0-9+.-]+:")
 
 _UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES)
 
@@ -24,6 +27,9 @@ def path_problem(path: Path) -> PathProblem | None:
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
+        # `Path` has taken one of the two slashes. A folder `s3:` would be made, and nothing arrive where it was meant.
+        if any(_SCHEME.fullmatch(part) for part in path.parts[:-1]):
+            return PathProblem("not a file", "is an address, not a path of this machine", "give a path")
         return None
     # A NUL is a ValueError; a name that is too long, a looping link and a folder without permission are OSErrors.
     except (OSError, ValueError) as error:
@@ -45,7 +51,8 @@ def check_path(path: Path, name: str | None = None) -> None:
         UserError: it is a pipe, a socket or a device, its links loop, or no file can have such a name.
     """
     if problem := path_problem(path):
-        raise UserError(problem.message, where=_shown(str(path) if name is None else name), fix=problem.fix)
+        shown = re.sub("^([a-z0-9+.-]+:)/(?!/)", r"\1//", str(path)) if name is None else name
+        raise UserError(problem.message, where=_shown(shown), fix=problem.fix)
 
 
 def locate_path(root: Path, name: str) -> Path:

@@ -19,6 +19,7 @@ from posttrain.models.sources import locate
 from posttrain.store.errors import UserError
 from posttrain.store.hub import HUB_PREFIX
 from posttrain.store.logs import quiet_libraries
+from posttrain.store.paths import check_path
 from posttrain.train.callbacks import AnyCallback, CallbackList, TrainingStopped
 from posttrain.train.config import columns_read
 from posttrain.train.monitor.metrics import finite, mean_loss, read_steps
@@ -126,6 +127,8 @@ def train(
         train = values.get("train", {})
         values["train"] = {**train, "objective": with_name(train.get("objective"), objective)}
     config = TrainJobConfig.read(values, "settings")
+    check_path(Path(out))
+    out = Path(out).absolute()  # a callback may change the current folder
     config = config.with_paths_from(lambda key: Path())
     # A model that is none is reported before records are read.
     locate(config.model, Path(), weights=not config.train.from_scratch)
@@ -133,7 +136,6 @@ def train(
     named = zip(sources.items(), config.files, strict=True)
     resolved = {name: file if isinstance(item, str | Path) else item for (name, item), file in named}
     records = _read(resolved, config)
-    out = Path(out).absolute()  # a callback may change the current folder
     try:
         with _record_indices([name for name, item in sources.items() if not isinstance(item, str | Path)]):
             summary = train_standalone(out, config, records, fork=fork, callbacks=called if callbacks else None)

@@ -10,6 +10,7 @@ from typing import Any
 from posttrain.jobs.runner import SILENCE, Runner, check_engine
 from posttrain.store.errors import UserError
 from posttrain.store.files import hold_lock, make_folder
+from posttrain.store.paths import check_path
 from posttrain.tune.budget import Budget
 from posttrain.tune.driver import Driver
 from posttrain.tune.goal import Goal
@@ -154,6 +155,8 @@ def optimize(
     )
     describe_location(None, storage)  # before a folder is made
     first = read_points(initial, goal.space)
+    if out is not None:
+        check_path(Path(out))
     with ExitStack() as stack:
         trials_folder = _open_folder(stack, None if out is None else Path(out)).absolute()
         folder = None if out is None else trials_folder.parent  # a trial may change the current folder
