@@ -2,11 +2,15 @@
 
 import gc
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
 
 from posttrain.models.loading import is_out_of_memory
+from posttrain.store.errors import WorkError
+from posttrain.train.api import train
+from posttrain.train.optim.master_weights import MasterWeights
 from posttrain.train.out_of_memory import empty_cache
 
 
@@ -17,7 +21,15 @@ def test_a_real_out_of_memory_error_is_detected() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), MemoryError(), MemoryError("x")]
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("std::bad_alloc"),
+        MemoryError("x"),
+        OSError(12, "Cannot allocate memory"),
+    ],
 )
 def test_other_out_of_memory_errors_are_detected(error: BaseException) -> None:
     assert is_out_of_memory(error)
@@ -29,12 +41,23 @@ def test_other_out_of_memory_errors_are_detected(error: BaseException) -> None:
         RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
         RuntimeError("DefaultCPUAllocator: not a multiple of the alignment"),
         ValueError("can't allocate memory"),
-        OSError(12, "Cannot allocate memory"),
+        OSError(28, "No space left on device"),
         KeyboardInterrupt(),
     ],
 )
 def test_other_errors_are_not_out_of_memory(error: BaseException) -> None:
     assert not is_out_of_memory(error)
+
+
+def test_an_optimizer_without_memory_for_its_state_ends_in_advice(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(weights: MasterWeights, *arguments: object, **options: object) -> None:
+        torch.empty(1 << 55, dtype=torch.uint8)
+
+    monkeypatch.setattr(MasterWeights, "step", step)
+    with pytest.raises(WorkError, match="in the optimizer's state; set train"):
+        train(tiny_model, [{"prompt": "a", "completion": "b"}], tmp_path / "out")
 
 
 @pytest.mark.slow

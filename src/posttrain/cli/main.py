@@ -131,6 +131,15 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code)
 
 
+def _is_out_of_memory(error: Exception) -> bool:
+    # Where torch is not loaded, only Python's own error can tell.
+    if "torch" not in sys.modules:
+        return isinstance(error, MemoryError)
+    from posttrain.models.loading import is_out_of_memory
+
+    return is_out_of_memory(error)
+
+
 def _run(arguments: list[str]) -> int:
     try:
         # Before the verb or behind it, as the last line of a failed command asks for it.
@@ -168,6 +177,8 @@ def _run(arguments: list[str]) -> int:
             return _fail(WorkError(f"the output cannot be written: {os.strerror(getattr(error, 'errno', 0))}"), 1, [])
         if mistake := to_path_mistake(error):
             return _fail(mistake, 2, arguments)
+        if _is_out_of_memory(error):
+            return _fail(WorkError("out of memory; close other programs, or raise the limit (ulimit -v)"), 1, arguments)
         return _fail(error, 1, arguments, f"{type(error).__name__}: ", "; --debug shows where")
 
 

@@ -26,8 +26,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("posttrain")
 
-_CPU_MESSAGES = ("can't allocate memory", "not enough memory")
-"""Messages of torch's CPU allocator, on POSIX systems and elsewhere; it has no error class for them."""
+_MEMORY_MESSAGES = (
+    *("can't allocate memory", "not enough memory"),  # of torch's CPU allocator, on POSIX systems and elsewhere
+    *("CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"),
+    "std::bad_alloc",  # of any C++ library
+)
+"""Parts of the texts of RuntimeErrors, which have no class of their own."""
 
 GENERATION_CONFIG = "generation_config.json"
 
@@ -46,17 +50,14 @@ _COMPUTED_BUFFERS = re.compile(r"(rotary_emb\.inv_freq|\.attn\.(masked_)?bias|at
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether an error says that memory ran out: an accelerator's, torch's on a CPU, or Python's own."""
+    """Returns whether an error says that memory ran out: an accelerator's, a library's, the system's or Python's."""
     import torch
 
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    if not isinstance(error, RuntimeError):
-        return False
-    text = str(error)
-    return (
-        "DefaultCPUAllocator" in text and any(message in text for message in _CPU_MESSAGES)
-    ) or "CUDA out of memory" in text
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in _MEMORY_MESSAGES)
 
 
 @contextmanager

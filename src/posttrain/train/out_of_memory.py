@@ -3,6 +3,7 @@
 import gc
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -45,6 +46,24 @@ def halve_micro_batch(batch: Batch, budget: int) -> int:
         tokens,
     )
     return tokens
+
+
+@contextmanager
+def memory_advice() -> Iterator[None]:
+    """Turns an error of memory, where no smaller micro-batch would help, into one line.
+
+    Raises:
+        WorkError: memory ran out.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError, OSError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise WorkError(
+            "out of memory beside the passes over records, such as in the optimizer's state; "
+            "set train.method=lora or train.optimizer.name=adafactor, or free memory"
+        ) from error
 
 
 def run_in_groups(

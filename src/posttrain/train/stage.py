@@ -30,6 +30,7 @@ from posttrain.train.monitor.metrics import STEPS, Sink, StepValues, finite, mea
 from posttrain.train.objectives.base import ObjectiveInputs
 from posttrain.train.objectives.build import build_objective, load_model
 from posttrain.train.optim.config import SurgeryConfig
+from posttrain.train.out_of_memory import memory_advice
 from posttrain.train.pruning import pruned_base, pruning_report
 from posttrain.train.rank_gates import RankGates, cut_adapter, gate_ranks
 from posttrain.train.shape import check_trained_shape
@@ -42,6 +43,7 @@ log = logging.getLogger("posttrain")
 _TIMES = ("seconds", "tokens_per_second", "memory_bytes", "data_wait", "mfu", "phases")
 
 
+@memory_advice()
 def train(
     source: Path,
     records: pa.Table,
