@@ -22,6 +22,7 @@ WITH_HISTORY: list[dict[str, Any]] = [
     {"instruction": "Where is it?", "input": "", "output": "Here."},
     {"prompt": "Where is it?", "completion": "Here."},
     {"prompt": "Where is it?", "chosen": "Here.", "rejected": "No."},
+    {"instruction": "Where is it?", "input": "", "chosen": "Here.", "rejected": "No."},
     {"chosen": TURNS, "rejected": [USER, {"role": "assistant", "content": "No."}]},
 ]
 WITHOUT_HISTORY: list[dict[str, Any]] = [{"messages": TURNS}, {"conversations": SHAREGPT}]
@@ -61,7 +62,7 @@ def test_every_shape_reads_the_system_message(tmp_path: Path, row: dict[str, Any
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
-@pytest.mark.parametrize("row", WITH_HISTORY[:3], ids=lambda row: ", ".join(row))
+@pytest.mark.parametrize("row", WITH_HISTORY[:4], ids=lambda row: ", ".join(row))
 def test_earlier_turns_stand_between_system_message_and_question(
     tmp_path: Path, row: dict[str, Any], suffix: str
 ) -> None:

@@ -209,9 +209,8 @@ NO_TOOL = TURN.replace("messages %}", "messages if m.role != 'tool' %}")
         (TURN.replace("messages %}", "messages if m.role != 'system' %}"), ("system", "user"), "drops system messages"),
     ],
 )
-@pytest.mark.parametrize("processes", [1, 2])
 def test_turns_that_the_template_refuses_or_drops_name_the_record(
-    template: str, roles: tuple[str, ...], message: str, processes: int
+    template: str, roles: tuple[str, ...], message: str
 ) -> None:
     source = encoder()
     source.chat.tokenizer.chat_template = template + "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -220,6 +219,6 @@ def test_turns_that_the_template_refuses_or_drops_name_the_record(
     rows = [good] * 600 + [record(prompt=turns, completion="x", source="a.jsonl", line=7)]
     table = pa.Table.from_pylist([{**dict.fromkeys(RECORD.names), **row} for row in rows], schema=RECORD)
     with pytest.raises(UserError) as caught:
-        list(tokenise_blocks(source, table, 99, "completion", processes))
+        list(tokenise_blocks(source, table, 99, "completion", 2 if template is NO_TOOL else 1))
     assert str(caught.value).startswith("a.jsonl:7: record r: the model's chat template ")
     assert message in str(caught.value)

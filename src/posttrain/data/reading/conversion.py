@@ -80,11 +80,14 @@ SHAPES = (
         ("id", "input_id", "prompt", "completion", "rejected", "text", "source", "line"),
         convert_export,
     ),
-    Shape(
-        "preference",
-        ("chosen", "rejected"),
-        ("prompt", "chosen", "rejected", "system", "history"),
-        with_context(convert_preference),
+    *(
+        Shape(
+            "preference",
+            (*question[:1], "chosen", "rejected"),
+            (*question, "chosen", "rejected", "system", "history"),
+            with_context(convert_preference),
+        )
+        for question in (["prompt"], ["instruction", "input"], [])
     ),
     *(Shape("request log", ("messages", answer), LOG_COLUMNS, parse_request_log) for answer in ("choices", "error")),
     Shape("messages", ("messages",), ("messages", "system"), with_context(convert_messages)),

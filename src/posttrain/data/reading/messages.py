@@ -275,6 +275,8 @@ def convert_preference(values: Mapping[str, Any]) -> Content:
     """Converts a preference pair: strings, or conversations that may repeat the prompt (TRL's implicit prompt)."""
     chosen, rejected = values["chosen"], values["rejected"]
     explicit = values.get("prompt")
+    if "prompt" not in values and "instruction" in values:
+        explicit = _alpaca_prompt(values)
     if explicit is None and is_dialogue(chosen) and is_dialogue(rejected):
         return parse_dialogue_pair(chosen, rejected)
     if not isinstance(chosen, list) or not isinstance(rejected, list):
@@ -293,10 +295,14 @@ def convert_preference(values: Mapping[str, Any]) -> Content:
 
 def convert_alpaca(values: Mapping[str, Any]) -> Content:
     """Converts an instruction of Alpaca, with its input after an empty line."""
+    prompt: list[Turn] = [{"role": "user", "content": _alpaca_prompt(values)}]
+    return Content(check_prompt(prompt), parse_answer(values.get("output"), "output"))
+
+
+def _alpaca_prompt(values: Mapping[str, Any]) -> str:
     instruction = parse_text(values["instruction"], "instruction")
     context = "" if values.get("input") is None else parse_text(values["input"], "input")
-    prompt = f"{instruction}\n\n{context}" if context.strip() else instruction
-    return Content(check_prompt([{"role": "user", "content": prompt}]), parse_answer(values.get("output"), "output"))
+    return f"{instruction}\n\n{context}" if context.strip() else instruction
 
 
 def convert_prompt(values: Mapping[str, Any]) -> Content:
