@@ -13,6 +13,7 @@ from queues import LABELS, add_accounts
 from posttrain.data.reading.reader import read
 from posttrain.label.annotator import LEFT, AnnotationRequest, label_summary
 from posttrain.label.config import LabelConfig, build_annotator
+from posttrain.label.file_annotator import import_answers
 from posttrain.label.people import PeopleAnnotator
 from posttrain.label.tokens import Conflict
 from posttrain.store.errors import UserError, Waiting
@@ -365,6 +366,20 @@ def test_a_column_says_who_answers_each_row(
     answer((0, "card", "ana"), (1, "cash", "ana"))
     labelled = people.annotate(records, request_of)
     assert [(label, who) for label, who, _ in sources(labelled)] == [("card", "ana, bo"), ("cash", "ana, bo")]
+
+
+def test_a_copy_may_hold_a_part_of_the_batch(
+    build: Build, batch: Batch, request_of: AnnotationRequest, tmp_path: Path
+) -> None:
+    people, records = build(), batch("one", "two")
+    waiting(people, records, request_of)
+    first, second = rows_of(file_of(tmp_path))
+    write_rows(tmp_path / "labels" / "round-1.ana.csv", [first | {"label": "card"}])
+    write_rows(tmp_path / "labels" / "round-1.bo.csv", [second | {"label": "cash"}])
+    assert sources(people.annotate(records, request_of)) == [("card", "ana", None), ("cash", "bo", None)]
+    write_rows(file_of(tmp_path), [first])
+    with pytest.raises(UserError, match=r"1 of 2 records have no row"):
+        import_answers(file_of(tmp_path), records, LABELS)
 
 
 def test_an_answer_on_the_pages_is_not_a_second_one_beside_the_same_persons_row(

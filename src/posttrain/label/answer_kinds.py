@@ -112,7 +112,7 @@ class FreeText(AnswerKind):
 
 
 class Spans(AnswerKind):
-    """Marked parts of the text, in characters: ``[{"start": 0, "end": 4, "label": "name"}]``, the end excluded."""
+    """Marked parts of the text, in code points: ``[{"start": 0, "end": 4, "label": "name"}]``, the end excluded."""
 
     name = "spans"
 

@@ -93,8 +93,8 @@ def import_answers(
 
     Raises:
         UserError: no ``id`` or ``label`` column, an id that is not in the batch or occurs twice for one person, a label
-            outside ``labels``, a label in a skipped row, or a record without a row; with file and line, and the number
-            of further problems.
+            outside ``labels``, a label in a skipped row, or a record without a row in a file of nobody's own; with file
+            and line, and the number of further problems.
     """
     source = name or str(path)
     row_of = {identity: row for row, identity in enumerate(batch["id"].to_pylist())}
@@ -131,8 +131,9 @@ def import_answers(
         seen.setdefault((identity, who), line)
     present = {identity for identity, _ in seen}
     missing = [identity for identity in row_of if identity not in present]
-    # Reported only by itself: a mistyped id is its own problem, and would count here a second time.
-    if missing and not problems:
+    # Reported only by itself: a mistyped id is its own problem, and would count here a second time. A person's copy may
+    # hold their part of the batch alone.
+    if missing and not problems and annotator == FILE:
         message = f"{len(missing)} of {len(row_of)} records have no row, the first is `{missing[0]}`"
         problems.append(UserError(message, where=source, fix="put the rows back; a label may stay empty"))
     if problems:

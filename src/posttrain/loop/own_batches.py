@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -27,12 +27,14 @@ class OwnLabels:
         labels: Their number.
         repeated: Number of answers that an earlier batch has too.
         reason: Why they do not join; None if they do.
+        is_new: True if the file has changed.
     """
 
     file: str | None = None
     labels: int = 0
     repeated: int = 0
     reason: str | None = None
+    is_new: bool = field(default=False, compare=False)
 
 
 def write_own_labels(workspace: Workspace, config: Config) -> dict[str, OwnLabels]:
@@ -58,8 +60,8 @@ def write_own_labels(workspace: Workspace, config: Config) -> dict[str, OwnLabel
                 rows.append(rename_columns(row, config.data.columns or {}))
             seen.add(key)
         file = Path("data") / "labelled" / f"batch-{quote(batch.name, safe=' ')}.jsonl"
-        _write(workspace.root / file, rows)
-        results[batch.name] = OwnLabels(file.as_posix() if rows else None, len(rows), repeated)
+        is_new = _write(workspace.root / file, rows)
+        results[batch.name] = OwnLabels(file.as_posix() if rows else None, len(rows), repeated, is_new=is_new)
     return results
 
 
@@ -84,13 +86,15 @@ def _records(queue: Queue, batch: Batch) -> Iterator[dict[str, Any]]:
             yield {"prompt": prompt, "completion": record["completion"]}
 
 
-def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+def _write(path: Path, rows: list[dict[str, Any]]) -> bool:
+    """Brings a file in line with its rows; returns True if it has changed."""
     content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-    if path.exists() and path.read_bytes() == content:
-        return
+    if (path.read_bytes() if path.exists() else b"") == content:
+        return False
     with disk_errors(path):
         if not rows:
             path.unlink(missing_ok=True)
-            return
+            return True
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, content)
+    return True

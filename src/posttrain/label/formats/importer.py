@@ -228,7 +228,7 @@ def _add_answers(queue: Queue, batch: Batch, items: Iterable[tuple[str, Portable
             result.items += 1
             if (row := stored.get(str(item.record))) is None:
                 what = f"no record of the batch `{batch.name}` has the id `{shorten(str(item.record))}`"
-                raise UserError(what, where=where)
+                raise UserError(what, where=where, fix="--batch NEW makes a batch of the file, whose labels train too")
             if batch.kind == "spans":
                 item = move_positions(item, row["content"], where)
             before = given[row["id"]]

@@ -56,7 +56,9 @@ class Collect(RoundStep):
         # A wrong label in the oracle's file would otherwise end the round after the pool was scored.
         check_answers(context.config, context.workspace.root)
         # Before the pool is built, so that nobody is asked for labels that are there.
-        write_own_labels(context.workspace, context.config)
+        for name, own in write_own_labels(context.workspace, context.config).items():
+            if own.is_new:
+                log.info("  labels of the batch %s that join the training set: %d", name, own.labels)
         data = collect(context)
         if context.number:
             # Now, as the stages before the next training set read its parent too.
