@@ -122,7 +122,7 @@ def test_mistakes_with_data_are_one_line_and_leave_nothing(posttrain: Call, data
 def test_conflicts_are_a_page_with_a_recommendation(posttrain: Call, here: Path) -> None:
     result = posttrain("merge", "a", "b", "--base", "base", "--conflicts", "page.html")
     assert result.code == 0, result
-    assert "recommended: ties" in result.out
+    assert "recommended: resolve_conflicts" in result.out
     page = (here / "page.html").read_text()
     assert "Share of the weight whose signs oppose" in page
     assert len(page) < 2_000_000

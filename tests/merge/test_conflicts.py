@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ import torch
 from model_family import Weights, weights_of, write_relative
 from safetensors.torch import save_file
 
-from posttrain.merge.conflicts import ConflictReport, recipe_conflicts
+from posttrain.merge.api import merge
+from posttrain.merge.conflicts import RESOLUTIONS, ConflictReport, recipe_conflicts
 from posttrain.merge.recipe import Recipe
-from posttrain.merge.recommendation import describe_conflicts, recommend, warnings_of
+from posttrain.merge.recommendation import CLEAR_GAIN, METHODS_OF, describe_conflicts, recommend, warnings_of
 from posttrain.models.tiny import write_tiny_model
 
 
@@ -96,7 +98,41 @@ def test_opposite_models_are_flagged(change: Weights, tmp_path: Path) -> None:
     assert report.overall.cosine(0, 1) == pytest.approx(-1, abs=1e-4)
     assert report.overall.opposed_weight_share(0, 1) == pytest.approx(1, abs=1e-3)
     assert ["opposite directions" in line for line in warnings_of(report)] == [True]
-    assert recommend(report)[0] == "ties"
+    assert recommend(report)[0] == "ensemble"
+
+
+@pytest.mark.parametrize(("shared", "expected"), [(0.0, "resolve_conflicts"), (2.0, "task_arithmetic")])
+def test_the_recommendation_keeps_most_by_the_reports_own_table(
+    shared: float, expected: str, change: Weights, tmp_path: Path
+) -> None:
+    generator = torch.Generator().manual_seed(6)
+    for name in ("first", "second", "third"):
+        own = {key: 0.01 * torch.randn(t.shape, generator=generator).double() for key, t in sorted(change.items())}
+        relative(tmp_path, name, {key: shared * change[key] + own[key] for key in change}, 1.0)
+    report = report_of(tmp_path, "first", "second")
+    kept = {name: min(report.overall.kept_share(name, model) for model in (0, 1)) for name in RESOLUTIONS}
+    method, reason = recommend(report)
+    assert method == expected
+    clear = max(kept.values()) - kept["average"] >= CLEAR_GAIN
+    best = max(kept, key=lambda name: kept[name]) if clear else "average"
+    assert METHODS_OF[best] == method
+    assert f"{kept[best]:.0%}" in reason
+    assert recommend(report_of(tmp_path, "first", "second", "third"))[0] != "resolve_conflicts"  # of pairs
+
+
+@pytest.mark.parametrize("base", [True, False])
+def test_a_merge_warns_of_another_initialisation_as_the_report_does(
+    base: bool, family: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_tiny_model(tmp_path / "other", seed=7, layers=4)
+    options: dict[str, Any] = {"base": family / "a", "method": "ties"} if base else {}
+    merge([tmp_path / "other"] if base else [family / "a", tmp_path / "other"], tmp_path / "out", **options)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "have other initialisations (cosine " in line
+    assert "--align weights" in line
+    caplog.clear()
+    merge([family / "a", family / "b"], tmp_path / "near")
+    assert not caplog.records
 
 
 def test_alike_models_need_no_election(change: Weights, tmp_path: Path) -> None:

@@ -38,6 +38,9 @@ _BEHAVIOUR_KEYS = (
     *("layer_types", "no_rope_layers"),
 )
 
+FOREIGN_COSINE = 0.5
+"""Weights with a smaller cosine have another initialisation; fine-tuning stays above 0.99."""
+
 _LARGEST_CHANGE = 1.0  # norm of the task vectors by that of the weights; fine-tuning stays far below 0.1
 
 
@@ -72,14 +75,15 @@ def _value_of(source: WeightSource, key: str) -> Any:
 def check_weights(plan: MergePlan) -> None:
     """Checks a sample of the weights.
 
-    It warns of models that are equal in the sample, and of task vectors that are larger than the base's weights: the
-    base is not what the models were trained from.
+    It warns of models that are equal in the sample, of models of different initialisation, and of task vectors that are
+    larger than the base's weights: the base is not what the models were trained from.
 
     Raises:
         UserError: a tensor of integers differs between models.
     """
     changes: dict[tuple[str, str], list[float]] = {}  # squared norms of task vector and base
     equal: dict[tuple[str, str], bool] = {}
+    products: dict[tuple[str, str], list[float]] = {}  # inner product of two models' matrices, squared norms of both
     sampled = 0
     for tensor in plan.tensors:
         if tensor.method is None:
@@ -93,6 +97,12 @@ def check_weights(plan: MergePlan) -> None:
             names = first.source.name, second.source.name
             if names[0] != names[1]:
                 equal[names] = equal.get(names, True) and torch.equal(samples[first], samples[second])
+        reference = tensor.base or tensor.inputs[0]
+        for entry in tensor.inputs if len(tensor.shape) > 1 else ():  # norms are nearly alike in all models
+            own, other = samples[entry], samples[reference]
+            sums = products.setdefault((entry.source.name, reference.source.name), [0.0] * 3)
+            for at, (left, right) in enumerate(((own, other), (own, own), (other, other))):
+                sums[at] += float(left @ right)
         if tensor.base is not None:
             base = samples[tensor.base]
             for entry in tensor.inputs:
@@ -105,15 +115,29 @@ def check_weights(plan: MergePlan) -> None:
             log.warning(
                 "%s and %s look like the same model: all %s weights of a sample are equal", *names, f"{sampled:,}"
             )
+    foreign = {}
+    for pair, (inner, *squares) in products.items():
+        if math.prod(squares) > 0 and (cosine := inner / math.sqrt(math.prod(squares))) < FOREIGN_COSINE:
+            foreign[pair] = " " + foreign_warning(*pair, cosine, plan.recipe.align != "none")
     for (model, base_name), (change, size) in changes.items():
         ratio = math.sqrt(change / size) if size > 0 else math.inf if change > 0 else 0.0
         if ratio > _LARGEST_CHANGE:
             log.warning(
-                "%s differs from %s by %.3g times the norm of its weights: was it trained from this base?",
-                model,
-                base_name,
-                ratio,
+                "%s differs from %s by %.3g times the norm of its weights: was it trained from this base?%s",
+                *(model, base_name, ratio, foreign.pop((model, base_name), "")),
             )
+    for warning in foreign.values():
+        log.warning("%s", warning.strip())
+
+
+def foreign_warning(model: str, other: str, cosine: float, aligned: bool) -> str:
+    """Returns the warning of two models whose weights have the cosine of another initialisation."""
+    state = "are still unlike" if aligned else "have other initialisations"
+    advice = "Let" if aligned else "Align them first with --align weights, or let"
+    return (
+        f"The weights of {model} and {other} {state} (cosine {cosine:.2f}): averaging them gives noise. "
+        f"{advice} them answer together, as an ensemble."
+    )
 
 
 def _sample(entry: TensorInput) -> Tensor:

@@ -2,21 +2,22 @@
 
 from typing import Any
 
-from posttrain.merge.conflicts import ConflictReport
+from posttrain.merge.conflicts import RESOLUTIONS, ConflictReport
+from posttrain.merge.preflight import FOREIGN_COSINE, foreign_warning
+
+ENSEMBLE, PAIR_METHOD = "ensemble", "resolve_conflicts"
 
 OPPOSED_COSINE = -0.5
 """Task vectors with a smaller cosine pull in opposite directions: merging cancels what they learned."""
 
-MANY_CONFLICTS = 0.3
-"""Share of the opposed weight from which trimming and electing signs is worth its cost."""
+CLEAR_GAIN = 0.05
+"""What another resolution must keep more than an average does, of the model that loses most, to be worth its cost."""
+
+METHODS_OF = {"average": "task_arithmetic", "zero": PAIR_METHOD, "magnitude": PAIR_METHOD, "ties": "ties"}
+"""The merge method of each of the resolutions that `posttrain.merge.conflicts` measures."""
 
 FOREIGN_RATIO = 1.0
 """A task vector as long as the base's weights: the base is hardly its ancestor."""
-
-FOREIGN_COSINE = 0.5
-"""Weights with a smaller cosine to the base's have another initialisation; fine-tuning stays above 0.99."""
-
-ENSEMBLE = "ensemble"
 
 
 def warnings_of(report: ConflictReport) -> list[str]:
@@ -26,12 +27,7 @@ def warnings_of(report: ConflictReport) -> list[str]:
     for model, name in enumerate(report.models):
         ratio, cosine = overall.norm_ratio(model), round(overall.weight_cosine(model), 2) + 0.0  # no minus before 0
         if cosine < FOREIGN_COSINE:
-            state = "are still unlike" if report.aligned else "have other initialisations"
-            lines.append(
-                f"The weights of {name} and {report.base} {state} (cosine {cosine:.2f}): averaging them gives noise. "
-                + ("Let" if report.aligned else "Align them first with --align weights, or let")
-                + " them answer together, as an ensemble."
-            )
+            lines.append(foreign_warning(name, report.base, cosine, report.aligned))
         elif ratio >= FOREIGN_RATIO:
             lines.append(
                 f"{name} is {ratio:.1f} times the base's length away from it: they hardly share an ancestor. "
@@ -58,12 +54,20 @@ def recommend(report: ConflictReport) -> tuple[str, str]:
         return ENSEMBLE, f"a task vector is {ratio:.1f} times as long as the base"
     if not report.pairs:
         return "task_arithmetic", "one model has nothing to conflict with"
-    worst = max(overall.opposed_weight_share(*pair) for pair in report.pairs)
-    if worst >= MANY_CONFLICTS:
-        reason = f"the signs oppose in {worst:.0%} of the weight, from {MANY_CONFLICTS:.0%} on it elects them"
-        return "ties", reason
-    reason = f"the signs oppose in {worst:.0%} of the weight only, so that little cancels"
-    return "task_arithmetic", reason
+    if min(overall.cosine(*pair) for pair in report.pairs) < OPPOSED_COSINE:
+        return ENSEMBLE, "what one model learned, another undoes, and no merge keeps both"
+    kept = {
+        resolution: min(overall.kept_share(resolution, model) for model in models)
+        for resolution in RESOLUTIONS
+        if len(report.models) == 2 or METHODS_OF[resolution] != PAIR_METHOD
+    }
+    best = max(kept, key=lambda resolution: kept[resolution])
+    loser = "of the task vector that loses most"
+    if kept[best] < kept["average"] + CLEAR_GAIN:
+        return "task_arithmetic", f"an average keeps {kept['average']:.0%} {loser}, and no other way clearly more"
+    option = f"with resolution={best} it" if METHODS_OF[best] == PAIR_METHOD else "it"
+    others = " and ".join(f"{name} {kept[name]:.0%}" for name in ("average", "ties") if name != best)
+    return METHODS_OF[best], f"{option} keeps {kept[best]:.0%} {loser}, {others}"
 
 
 def describe_conflicts(report: ConflictReport) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 from posttrain.store.errors import UserError
 
 WEIGHT, IMPORTANCE = [1.3, 0.6], [2.0, 3.0]
-RESOLUTIONS = ["magnitude", "zero", "average", "importance"]
+RESOLUTIONS = ["magnitude", "zero", "average", "interpolate", "importance"]
 
 
 def reference(first, second, resolution, normalize):
@@ -19,7 +19,7 @@ def reference(first, second, resolution, normalize):
         elif resolution == "magnitude":
             larger = int(abs(WEIGHT[1] * pair[1]) > abs(WEIGHT[0] * pair[0]))
             result[at] = pair[larger] * (1 if normalize else WEIGHT[larger])
-        elif resolution == "average":
+        elif resolution in ("average", "interpolate"):
             result[at] = mean
         elif resolution == "importance":
             result[at] = np.dot(IMPORTANCE, pair) / sum(IMPORTANCE)
@@ -46,7 +46,7 @@ def test_limits(merge_vectors, vectors, resolution) -> None:
     assert np.array_equal(same, vectors[0])
     # So small that their product is 0 in float32: still a conflict.
     merged = merge_vectors("resolve_conflicts", [np.array([[1e-30]]), np.array([[-3e-30]])], resolution=resolution)
-    expected = {"magnitude": -3e-30, "zero": 0.0, "average": -1e-30, "importance": -1e-30}[resolution]
+    expected = {"magnitude": -3e-30, "zero": 0.0}.get(resolution, -1e-30)
     np.testing.assert_allclose(merged, [[expected]], rtol=1e-6)
 
 

@@ -17,7 +17,7 @@ def resolve_conflicts(
     group: TensorGroup,
     *,
     weight: PerModel = (1.0, 1.0),
-    resolution: Literal["magnitude", "zero", "average", "importance"] = "magnitude",
+    resolution: Literal["magnitude", "zero", "average", "interpolate", "importance"] = "magnitude",
     importance: PerModel = (1.0, 1.0),
     normalize: bool = True,
     scale: float = 1.0,
@@ -28,7 +28,7 @@ def resolve_conflicts(
 
     - magnitude: t_i with the larger magnitude of w_i t_i, the first of equals; TIES' election does that to a pair.
     - zero: 0, so that neither task moves the weight.
-    - average: (w_1 t_1 + w_2 t_2) / (w_1 + w_2).
+    - average, or interpolate: (w_1 t_1 + w_2 t_2) / (w_1 + w_2).
     - importance: (a_1 t_1 + a_2 t_2) / (a_1 + a_2).
 
     Args:
@@ -45,7 +45,7 @@ def resolve_conflicts(
     if resolution == "importance":
         resolved = normalized(importance, "importance")
     else:
-        resolved = normalized(weight) if resolution == "average" else [0.0, 0.0]
+        resolved = normalized(weight) if resolution in ("average", "interpolate") else [0.0, 0.0]
 
     def merge(block: Block) -> Tensor:
         first, second = block.values

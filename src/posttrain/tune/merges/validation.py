@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,9 +24,9 @@ from posttrain.evaluate.suite import SuiteResult
 from posttrain.merge.inputs import Key, model_keys
 from posttrain.merge.output_folder import scratch_folder
 from posttrain.merge.recipe import Recipe
-from posttrain.models.language_model import load_language_model
+from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.precision import choose_precision
-from posttrain.models.task import record_turns
+from posttrain.models.task import Turns, record_turns
 from posttrain.store.files import write_atomically
 from posttrain.store.text_files import finite_json
 from posttrain.tune.merges.suites import MergeSuite, local_models, read_merge_suites, score_suites, short_name
@@ -112,6 +113,10 @@ class Validation:
         if self.latency:
             times = ", ".join(f"{name} {values['latency_p50']:.3f}" for name, values in self.latency.items())
             lines.append(f"median seconds of a request: {times}")
+            tokens = {name: values for name, values in self.latency.items() if "tokens" in values}
+            if tokens:
+                parts = (f"{n} {v['seconds_per_token']:.4f} (answers of {v['tokens']:.1f})" for n, v in tokens.items())
+                lines.append(f"seconds of a token: {', '.join(parts)}")
         return lines
 
 
@@ -239,7 +244,21 @@ def _measure_latency(
     first = next(name for name in models if name != MERGED)
     loaded = {name: load_language_model(models[name], suite.task, precision) for name in (first, MERGED)}
     answer = answer_function(suite.config, bool(suite.task.label_set))
-    return measure_latency(loaded, prompts, config.repeats, answer=answer)
+    # By model and prompt the least seconds, and the tokens: models whose answers differ in length compare by the token.
+    costs: dict[tuple[int, int], tuple[float, int]] = {}
+
+    def timed(lm: LanguageModel, prompt: Turns) -> None:
+        start = time.perf_counter()
+        tokens = answer(lm, prompt) or 0
+        key, seconds = (id(lm), id(prompt)), time.perf_counter() - start
+        costs[key] = min(costs.get(key, (seconds, tokens)), (seconds, tokens))
+
+    measured = measure_latency(loaded, prompts, config.repeats, answer=timed)
+    for name, lm in loaded.items():
+        seconds, tokens = (math.fsum(costs[id(lm), id(prompt)][part] for prompt in prompts) for part in (0, 1))
+        if tokens:
+            measured[name] |= {"seconds_per_token": seconds / tokens, "tokens": tokens / len(prompts)}
+    return measured
 
 
 def _format(value: RatioInterval | None) -> str:

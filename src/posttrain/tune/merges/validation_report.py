@@ -108,10 +108,20 @@ def _gains(validation: Validation) -> Table:
 
 def _latency(validation: Validation) -> Table:
     rows: list[tuple[str, ...]] = [
-        (name, *(f"{1000 * values[each]:.1f} ms" for each in PERCENTILES), f"{values['n']:g}")
+        (
+            name,
+            *(f"{1000 * values[each]:.1f} ms" for each in PERCENTILES),
+            f"{values['n']:g}",
+            f"{values['tokens']:.1f}" if "tokens" in values else "–",
+            f"{1000 * values['seconds_per_token']:.2f} ms" if "tokens" in values else "–",
+        )
         for name, values in (validation.latency or {}).items()
     ]
-    return Table(("model", *map(metric_name, PERCENTILES), "prompts"), rows, name="Latency")
+    return Table(
+        ("model", *map(metric_name, PERCENTILES), "prompts", "tokens of an answer", "time of a token"),
+        rows,
+        name="Latency",
+    )
 
 
 def _share(value: float) -> str:
