@@ -13,7 +13,7 @@ from posttrain.train.standalone import TrainJobConfig
 SETTINGS = {"train": {"epochs": 1, "precision": "float32"}}
 
 
-def thumbs(*labels: bool) -> list[dict[str, object]]:
+def thumbs(*labels: object) -> list[dict[str, object]]:
     return [{"prompt": f"q{n}", "completion": f"a{n}", "label": label} for n, label in enumerate(labels)]
 
 
@@ -21,6 +21,8 @@ def thumbs(*labels: bool) -> list[dict[str, object]]:
 def test_answers_that_people_called_bad_are_not_learned(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"1 of 3 records have `label: false`, and sft would learn .*; train with kto"):
         train("tiny", thumbs(True, False, True), tmp_path / "out", settings=SETTINGS)
+    with pytest.raises(UserError, match=r"2 of 3 records have `label: false`"):  # as CSV has them
+        train("tiny", thumbs("true", "False", "false"), tmp_path / "out", settings=SETTINGS)
     assert not (tmp_path / "out" / "config.yaml").exists()
     train("tiny", thumbs(True, True), tmp_path / "good", settings=SETTINGS)
     train("tiny", thumbs(True, False), tmp_path / "kto", objective="kto", settings=SETTINGS)
