@@ -30,7 +30,8 @@ class Queue(LeaseQueries):
 
     Args:
         metadata: The workspace's database.
-        config: The config section ``label.queue``. It counts for batches that are added, and the length of leases.
+        config: The config section ``label.queue``. It counts for batches that are added; for open ones the
+            length of leases does, and what `lower_overlap` takes over.
         now: Returns the time in UTC.
     """
 
