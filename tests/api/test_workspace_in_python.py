@@ -59,6 +59,15 @@ def test_reading_gives_what_the_commands_print(finished_copy: Path, command: Cal
     chosen = workspace.select(5, "entropy")
     assert chosen == command("select", "--n", 5, "--strategy", "entropy", "-w", finished_copy)
     assert len(chosen["records"]) == 5
+    numbers = [record["scores"] for record in chosen["records"]]
+    assert all({"entropy", "least_confidence", "margin", "confidence"} <= set(scores) for scores in numbers)
+    ranked = [
+        scores["entropy"]
+        for record, scores in zip(chosen["records"], numbers, strict=True)
+        if record["reason"] == "strategy"
+    ]
+    assert len(ranked) > 1
+    assert ranked == sorted(ranked, reverse=True)
 
 
 def test_a_loop_driven_from_python_ends_as_one_of_the_command_line(

@@ -111,8 +111,8 @@ class Workspace:
 
         Returns:
             The dictionary that ``posttrain select --json`` prints: ``records`` (best first, each with ``id``,
-            ``input``, ``predicted``, ``reason`` and ``why``), ``strategy``, ``outlook`` (the expected gain) and
-            ``labels_left``.
+            ``input``, ``predicted``, ``reason``, ``why`` and ``scores`` by name), ``strategy``, ``outlook`` (the
+            expected gain) and ``labels_left``.
         """
         if n is not None and n < 1:
             raise UserError(f"{n} records are none", where="n", fix="give 1 or more")

@@ -1,8 +1,10 @@
 """Previews the batch of the next round without running it."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from posttrain.loop.config import Config
@@ -10,15 +12,17 @@ from posttrain.loop.context import RoundContext
 from posttrain.loop.gain import estimate_batch_gain, gain_to_json
 from posttrain.loop.history import finished_rounds, parent_dataset, round_config
 from posttrain.loop.model_registry import ModelRegistry
-from posttrain.loop.score_files import BATCH
+from posttrain.loop.score_files import BATCH, SCORES
 from posttrain.loop.stages.collect import collect
 from posttrain.loop.stages.evaluate import Evaluate
 from posttrain.loop.stages.score import Score
 from posttrain.loop.stages.select import Select, batch_size
 from posttrain.loop.suites import check_suite_files
+from posttrain.select.scores.registry import uncertainty_sign
 from posttrain.select.stopping import GainEstimate
 from posttrain.select.strategy import needs_trained_champion
 from posttrain.store.errors import UserError
+from posttrain.store.text_files import finite_json
 from posttrain.store.workspace import Workspace
 
 
@@ -27,7 +31,8 @@ class Preview:
     """A batch and its expected gain.
 
     Attributes:
-        records: One entry each, best first: ``id, reason, why, rank, inclusion, uncertainty, predicted, input``.
+        records: One entry each, best first: ``id, reason, why, rank, inclusion, uncertainty, predicted, input``, and
+            ``scores``, numbers by the score's name; null where the record was not scored.
         strategy: Name of the strategy that selected them.
         gain: Expected gain; None if an earlier round cannot be read.
         remaining_labels: Labels that ``label.budget`` allows in a round, if fewer than the batch has.
@@ -83,13 +88,25 @@ def preview_selection(
         expected = estimate_batch_gain(context, champion.model_id, scores, selection.meta["records"])
         batch: list[dict[str, Any]] = parquet.read_table(context.path(selection.id) / BATCH).to_pylist()
         records = {record["id"]: record for record in context.dataset(collected.pool.id).records.to_pylist()}
+        numbers = _scores_by_record(parquet.read_table(context.path(scores.id) / SCORES), {row["id"] for row in batch})
     if not batch:
         raise UserError("every record of the pool is labelled", fix="posttrain data add FILE")
     for row in batch:
         record = records[row["id"]]
+        row["scores"] = numbers.get(row["id"], {})
         row["input"] = record["text"] or " / ".join(part["content"] for part in record["prompt"])
     remaining = batch_size(context)
     return Preview(batch, selection.meta["strategy"], expected, remaining if remaining < len(batch) else None)
+
+
+def _scores_by_record(scores: pa.Table, ids: Collection[str]) -> dict[str, dict[str, float | None]]:
+    """Returns the scores of records by name."""
+    names = [name for name in scores.column_names if uncertainty_sign(name)]
+    return {
+        row["id"]: finite_json({name: row[name] for name in names})
+        for row in scores.select(["id", *names]).to_pylist()
+        if row["id"] in ids
+    }
 
 
 def _with_strategy(config: Config, strategy: str, cold: bool) -> Config:
