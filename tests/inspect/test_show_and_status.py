@@ -11,7 +11,11 @@ import pytest
 from posttrain.inspect.preview import preview_selection
 from posttrain.inspect.show import show
 from posttrain.loop.config import load_config
+from posttrain.loop.record import read_rounds
+from posttrain.loop.stages.evaluate import Evaluate
+from posttrain.loop.state import RoundState, save_state
 from posttrain.store.errors import UserError
+from posttrain.store.workspace import Workspace
 
 pytestmark = pytest.mark.slow
 
@@ -243,3 +247,16 @@ def _pool_ids(loop: Any, inputs: list[str]) -> list[str]:
     pool = loop.metadata.rounds()[2].detail["pool"]
     table = parquet.read_table(loop.store.artifacts.path(pool) / "records.parquet", columns=["id", "input_id"])
     return [row["id"] for row in table.to_pylist() if row["input_id"] in inputs]
+
+
+def test_a_round_that_was_measured_on_other_test_records_says_so(tmp_path: Path) -> None:
+    with Workspace.create(tmp_path) as store:
+        for number, test in enumerate(("dataset-a", "dataset-a", "dataset-b")):
+            store.metadata.open_round(number, None)
+            save_state(store.metadata, number, RoundState(test=test))
+        lines = [list(map(str, Evaluate.report(record).lines)) for record in read_rounds(store).rounds]
+    assert lines == [
+        [],
+        [],
+        ["measured on other test records than round 1: the figures of both cannot be compared"],
+    ]

@@ -102,6 +102,9 @@ class _Metadata:
     def artifact(self, id: str) -> None:
         return None
 
+    def round(self, number: int) -> None:
+        return None
+
     def runs(self, **filters: Any) -> list[Any]:
         return []
 

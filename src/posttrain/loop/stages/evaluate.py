@@ -83,11 +83,12 @@ class Evaluate(Stage):
 
     @classmethod
     def report(cls, record: RoundRecord) -> StageReport:
-        """Reports what a linear head reaches with the same labels, and what a merged candidate kept of its models."""
+        """Reports other test records than the round before had, a linear head, and what a merged candidate kept."""
         retention = record.state.results.get(cls.name) or []
         head, sentence = head_report(record)
-        values = {"retention": retention, "head": head and {**head, "sentence": sentence}}
-        return StageReport(values, retention_sentences(retention), [sentence] if sentence else ())
+        values = {"test": record.state.test, "retention": retention, "head": head and {**head, "sentence": sentence}}
+        lines = [*_other_records(record), *retention_sentences(retention)]
+        return StageReport(values, lines, [sentence] if sentence else ())
 
     @classmethod
     def sections(cls, loop: LoopRecord) -> Iterator[Section]:
@@ -195,6 +196,16 @@ class MeasureLatency(CachedWork):
         )
         (out / LATENCY).write_text(json.dumps({"champion": latencies["candidate"], **latencies}), encoding="utf-8")
         return {}
+
+
+def _other_records(record: RoundRecord) -> list[Message]:
+    """Returns a sentence where a round was measured on other test records than the one before."""
+    row = record.workspace.metadata.round(record.number - 1) if record.number else None
+    before = RoundState.from_row(row).test if row else None
+    if record.state.test in (None, before) or before is None:
+        return []
+    template = "measured on other test records than round {round}: the figures of both cannot be compared"
+    return [Message(template, round=record.number - 1)]
 
 
 def measure_latencies(context: RoundContext, candidate: str, champion: str, test: str) -> str | None:
