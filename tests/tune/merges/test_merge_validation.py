@@ -17,8 +17,9 @@ from posttrain.merge.api import merge
 from posttrain.merge.recipe import Recipe
 from posttrain.models.tiny import write_tiny_model
 from posttrain.store.errors import UserError
+from posttrain.tune.merges import validation
 from posttrain.tune.merges.suites import check_merge_suites, local_models, local_recipe, read_merge_suites
-from posttrain.tune.merges.validation import compare_results, model_names, validate_merge
+from posttrain.tune.merges.validation import Validation, compare_results, model_names, validate_merge
 
 GENERATOR = np.random.default_rng(0)
 
@@ -210,3 +211,26 @@ def test_trials_merge_an_adapter_as_the_recipe_does(models: Path, tmp_path: Path
         assert torch.allclose(own[name], local[name], rtol=0, atol=1e-7), name
     base = weights_of(models / "base")
     assert any(not torch.equal(own[name], base[name]) for name in own if "q_proj" in name)
+
+
+def test_requests_are_timed_by_the_token_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that writes more takes longer, and its tokens do not."""
+    for name in ("merged", "base"):
+        write_tiny_model(tmp_path / name)
+    (tmp_path / "records.jsonl").write_text('{"prompt": "p", "completion": "c"}\n{"prompt": "q", "completion": "d"}\n')
+    folders = {name: tmp_path / name for name in ("merged", "base")}
+    (suite,), config = read_merge_suites([str(tmp_path / "records.jsonl")], tmp_path, {})
+    written: list[int] = []
+
+    def answer(lm: Any, prompt: Any) -> int:
+        written.append(3 if len(written) % 2 else 9)
+        return written[-1]
+
+    monkeypatch.setattr(validation, "answer_function", lambda *arguments: answer)
+    measured = validation._measure_latency(folders, suite, config, "float32")
+    assert measured is not None
+    for values in measured.values():
+        assert 3 <= values["tokens"] <= 9
+        assert 0 < values["seconds_per_token"] < 0.1
+    lines = Validation({}, None, None, measured, "float32").lines()
+    assert lines[-1].startswith("seconds of a token: base 0.0")
