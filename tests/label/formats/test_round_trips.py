@@ -130,6 +130,8 @@ WORDS = TEXTS.filter(lambda text: text.strip() != "")
 def test_hostile_texts_come_back_as_they_were(
     format: str, rows: list[tuple[str, str, str, str]], kind: str, new_queue: NewQueue, tmp_path: Path
 ) -> None:
+    # A cell with a list in JSON is an answer of several labels.
+    assume(format != "csv" or kind != "choice" or not any(row[1].strip().startswith("[") for row in rows))
     source, target = new_queue(), new_queue()
     labels = list(dict.fromkeys(row[1] for row in rows))
     items = [
