@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from format_batches import KINDS, SUFFIXES, answers_of, fill, read_records
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from posttrain.label.answer_kinds import KINDS as ALL_KINDS
