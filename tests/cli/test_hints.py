@@ -113,3 +113,22 @@ def test_a_command_in_the_wrong_folder_names_the_workspace_beside_it(
     monkeypatch.chdir(tmp_path)
     # Of several none is meant more than the others.
     assert posttrain("run").mistake.endswith("posttrain init .")
+
+
+@pytest.mark.parametrize(
+    ("verb", "help"), [("resume", "with the same --out"), ("chat", "transformers")]
+)
+def test_verbs_of_other_tools_are_answered(posttrain: Any, verb: str, help: str) -> None:
+    line = posttrain(verb, "x").mistake
+    assert line.startswith(f"there is no verb `{verb}`; ")
+    assert help in line
+
+
+def test_a_training_that_torchrun_starts_is_refused(
+    posttrain: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    (tmp_path / "data.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    line = posttrain("train", "--model", "tiny", "--data", tmp_path / "data.jsonl", "--out", tmp_path / "out").mistake
+    assert line.startswith("WORLD_SIZE: trains in one process, and 2 were started; ")
+    assert not (tmp_path / "out").exists()

@@ -24,8 +24,17 @@ from posttrain.store.installation import version_text
 from posttrain.store.paths import to_path_mistake
 from posttrain.store.secrets import mask_text
 
+_LOAD = "load the folder of `posttrain show champion` in transformers or vLLM"
+
 
 class _Verbs(LazyGroup):
+    elsewhere: ClassVar = {
+        **dict.fromkeys(("chat", "generate", "predict"), _LOAD),
+        "export": "posttrain models export, posttrain data export, or posttrain label export",
+        "resume": "type the same command again: posttrain run, or posttrain train with the same --out",
+        "deploy": "posttrain models promote",
+        "rollback": "posttrain models rollback",
+    }
     verbs: ClassVar = {
         "demo": LazyVerb(
             "posttrain.cli.demo:demo",

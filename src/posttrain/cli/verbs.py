@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
-from posttrain.store.errors import suggest
+from posttrain.store.errors import UserError, suggest
 from posttrain.store.paths import check_path
 
 
@@ -28,10 +28,12 @@ class LazyVerb(NamedTuple):
 class LazyGroup(TyperGroup):
     """Lists ``verbs`` in their order, and imports the one that is called.
 
-    Arguments that begin with no verb are those of ``default``, where a group has one.
+    Arguments that begin with no verb are those of ``default``, where a group has one. ``elsewhere`` says what to do in
+    place of verbs that other tools have.
     """
 
     verbs: ClassVar[dict[str, LazyVerb]] = {}
+    elsewhere: ClassVar[dict[str, str]] = {}
     default: ClassVar[str | None] = None
 
     def __init__(self, **attributes: Any) -> None:
@@ -52,6 +54,8 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the called verb's name, its imported command and the arguments after it."""
+        if args and args[0] in self.elsewhere:
+            raise UserError(f"there is no verb `{args[0]}`", fix=self.elsewhere[args[0]])
         # The base class reports unknown names with the nearest known one: the placeholders are enough for that.
         name, listed, rest = super().resolve_command(ctx, args)
         return name, self.load(listed.name) if listed and listed.name else listed, rest

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -142,6 +143,10 @@ def train_standalone(
         WorkError: training fails and cannot be recovered.
         TrainingStopped: a callback asked to stop; the next call resumes.
     """
+    if (processes := int(os.environ.get("WORLD_SIZE") or 1)) > 1:
+        # Each of them would train the whole model, and all but one end at the lock.
+        what = f"trains in one process, and {processes} were started"
+        raise UserError(what, where="WORLD_SIZE", fix="call it without torchrun, accelerate or srun")
     work = out / _WORK_FOLDER
     if out.exists() and not work.is_dir() and not (out.is_dir() and _is_empty(out)):
         raise UserError("is not the folder of a training", where=str(out), fix="name another --out")
