@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from posttrain.store.workspace import Workspace
+
 Call = Callable[..., Any]
 
 LABELS = ("card", "refund", "price")
@@ -145,3 +147,13 @@ def test_a_rule_that_the_test_set_cannot_decide_is_named(root: Path, posttrain: 
     assert outcome.code == 0
     assert ("10 records of suite test are too few, 40 are enough where no answer differs" in outcome.out) is note
     assert ("gate.deploy" in outcome.out) is note
+
+
+@pytest.mark.slow
+def test_a_new_database_is_not_a_lost_one(root: Path, posttrain: Call, postgres_url: str) -> None:
+    """The config names an empty database before the first run, which makes its tables."""
+    config = yaml.safe_load((root / "posttrain.yaml").read_text())
+    (root / "posttrain.yaml").write_text(yaml.safe_dump({**config, "store": {"database": postgres_url}}))
+    Workspace.create(root).close()
+    assert posttrain("config", "check", "-w", root).out.endswith("the config is right\n")
+    assert posttrain("status", "-w", root).mistake.endswith("the database is new; posttrain run")

@@ -22,7 +22,7 @@ from posttrain.loop.config import Config, load_config
 from posttrain.loop.stages.label import check_answers
 from posttrain.loop.suites import check_suite_files
 from posttrain.store.config import CONFIG_FILE
-from posttrain.store.errors import UserError, suggest
+from posttrain.store.errors import EmptyDatabaseError, UserError, suggest
 from posttrain.store.secrets import mask_values
 from posttrain.store.section import describe_alias
 from posttrain.store.yaml_files import read_yaml
@@ -83,8 +83,11 @@ def check(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False)
     config = load_config(workspace)
     # A workspace that has never run has no store, and so no versions that the config could name.
     stored = (workspace / ".posttrain" / "format.json").is_file()
-    with open_store(workspace) if stored else nullcontext() as store:
-        report = check_data(config, workspace, store)
+    try:
+        with open_store(workspace) if stored else nullcontext() as store:
+            report = check_data(config, workspace, store)
+    except EmptyDatabaseError:
+        report = check_data(config, workspace, None)
     if json:
         print_json(report.to_json())
     if report.errors:

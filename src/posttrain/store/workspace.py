@@ -323,7 +323,8 @@ def _open_metadata(
     except EmptyDatabaseError as error:
         if not (content := describe_work(journal, artifacts)):
             if not create:
-                raise
+                # Nothing is lost: it is the new database of a workspace that has not worked yet.
+                raise EmptyDatabaseError("the database is new", where=error.where, fix="posttrain run") from None
             return Metadata(url, create=True, write=write, journal=journal)
         empty = error
     try:
