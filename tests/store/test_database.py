@@ -281,7 +281,7 @@ class TestPostgreSQL(DatabaseContract):
 
     def test_an_unreachable_server_raises(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="cannot open the database") as error:
-            Metadata(f"postgresql://user:secret@/none?host={tmp_path}")
+            Metadata(f"postgresql://user:secret@/none?host={tmp_path}&sslpassword=secret")
         assert "secret" not in str(error.value)
         assert "\n" not in str(error.value)
 

@@ -12,6 +12,7 @@ from posttrain.store.secrets import mask_text, mask_values
         ("postgresql+psycopg://:pw@h", "postgresql+psycopg://:***@h"),
         ("http://user:a:b@c@host/x", "http://user:***@host/x"),
         ("https://token@host/x", "https://***@host/x"),
+        ("postgresql://h/d?sslmode=require&sslpassword=x", "postgresql://h/d?sslmode=require&sslpassword=***"),
         ("s3://b/p?key=AK&secret=SK&region=eu", "s3://b/p?key=***&secret=***&region=eu"),
         ("https://h/x?X-Amz-Signature=abc&a=b", "https://h/x?X-Amz-Signature=***&a=b"),
         ("deploy --api-key xx --token=yy --name n", "deploy --api-key *** --token=*** --name n"),

@@ -39,6 +39,7 @@ from posttrain.store.errors import (
     WorkError,
 )
 from posttrain.store.installation import install_command
+from posttrain.store.secrets import mask_text
 from posttrain.store.signals import defer_signals
 from posttrain.store.upgrade import REVISIONS, table_version, upgrade_tables
 
@@ -307,7 +308,7 @@ def hide_password(url: str, where: str = _CONFIG_KEY) -> str:
     Raises:
         UserError: it is not a URL.
     """
-    return _parse(url, where).render_as_string(hide_password=True)
+    return mask_text(_parse(url, where).render_as_string(hide_password=True))
 
 
 def _parse(url: str, where: str = _CONFIG_KEY) -> URL:

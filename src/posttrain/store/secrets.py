@@ -16,7 +16,7 @@ _IN_TEXT = (
     rf"(?P<before>\b[a-z][a-z0-9+.-]{{,20}}://[^\s/:@]{{,200}}:)(?!{_VARIABLE}@)[^\s/]{{1,500}}(?=@)",
     rf"(?P<before>https?://)(?!{_VARIABLE}@)[^\s/:@]{{1,500}}(?=@)",
     # `?token=...` and `&X-Amz-Signature=...` in a URL.
-    rf"(?P<before>[?&;](?:[\w-]{{,60}}[-_])?(?:{_WORDS}|sig|key)=)(?!{_VARIABLE})[^&;#\s]+",
+    rf"(?P<before>[?&;](?:[\w-]{{,60}}[-_]|ssl)?(?:{_WORDS}|sig|key)=)(?!{_VARIABLE})[^&;#\s]+",
     # `API_TOKEN=...`, `--password ...` and `Bearer ...` in a command.
     rf"(?P<before>\b(?:\w{{1,60}}_)?(?:{_WORDS})=)(?!{_VARIABLE}|\$)[^\s'\"&;]+",
     rf"(?P<before>--?(?:[\w-]{{1,60}}-)?(?:{_WORDS})[ =])(?!{_VARIABLE}|\$)[^\s'\"&]+",
