@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,7 @@ def test_a_trace_and_a_table_are_written(lm: LanguageModel, tmp_path: Path, capl
     with caplog.at_level("INFO", logger="posttrain"):
         text = profile(lm, tmp_path / "profile", steps=2, wait=0.05)
     assert text.startswith("Where the time of a step went (2 steps of ")
+    assert re.search(r"profiler included; [1-9][\d,]* operations a step\)", text)
     assert "reading data: " in text
     assert "aten::mm" in text
     assert text.splitlines()[0] in caplog.text

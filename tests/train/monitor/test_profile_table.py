@@ -9,7 +9,7 @@ PHASES = {"forward": 3.0, "head": 1.0, "backward": 5.0, "optimizer": 0.6, "clip"
 
 def summary(**changes: float) -> ProfileSummary:
     phases = PHASES | changes
-    return ProfileSummary(sum(phases.values()) + 0.05, phases, 2, "cpu")
+    return ProfileSummary(sum(phases.values()) + 0.05, phases, 2, "cpu", 4310)
 
 
 def test_every_second_is_in_one_row() -> None:

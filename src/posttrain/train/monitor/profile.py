@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.autograd.profiler import record_function
@@ -101,11 +102,13 @@ class _Profiler:
         with disk_errors(self._folder / TRACE):
             # Written after the time was taken: a trace may take longer than the steps.
             self._profiler.export_chrome_trace(str(self._folder / TRACE))
-        text = time_table(ProfileSummary(took, by_phase, steps, self._kind))
+        averages = self._profiler.key_averages()
+        calls = sum(event.count for event in averages if _is_call(event, self._kind)) // steps
+        text = time_table(ProfileSummary(took, by_phase, steps, self._kind, calls))
         for line in text.splitlines():
             log.info("  %s", line)
         log.info("  the trace is in %s", self._folder / TRACE)
-        operations = self._profiler.key_averages().table(f"self_{self._kind}_time_total", _OPERATIONS)
+        operations = averages.table(f"self_{self._kind}_time_total", _OPERATIONS)
         write_atomically(self._folder / TABLE, f"{text}\n{operations}".encode())
 
     def _start(self) -> None:
@@ -123,6 +126,13 @@ class _Profiler:
         self._before, self._began = meter.phase_seconds(), time.perf_counter()
 
 
+def _is_call(event: Any, device: str) -> bool:
+    """Returns whether a row of the profiler's averages is a kernel, or on a CPU one of torch's operations."""
+    if device == "cuda":
+        return bool(event.device_type.name == "CUDA" and not event.key.startswith(PHASE))
+    return bool(event.key.startswith("aten::"))
+
+
 @dataclass(frozen=True)
 class ProfileSummary:
     """The time of the profiled steps.
@@ -132,12 +142,14 @@ class ProfileSummary:
         phases: seconds of each phase, all steps together.
         steps: number of steps.
         device: type of the device.
+        calls: kernels that a step starts on a GPU, or operations of torch on a CPU.
     """
 
     seconds: float
     phases: Mapping[str, float]
     steps: int
     device: str
+    calls: int
 
     def shares(self) -> dict[str, float]:
         """Returns the share of each phase that took time, in the order of a step, and of what lies between them."""
@@ -155,7 +167,9 @@ def time_table(summary: ProfileSummary) -> str:
     names = {name: meter.PHASES.get(name, name) for name in shares}
     width, a_step = max(map(len, names.values())), summary.seconds / summary.steps
     steps = f"{summary.steps} steps" if summary.steps > 1 else "one step"
-    lines = [f"Where the time of a step went ({steps} of {a_step:.3g} s on {summary.device}, profiler included)", ""]
+    calls = f"{summary.calls:,} {'kernels' if summary.device == 'cuda' else 'operations'} a step"
+    measured = f"{steps} of {a_step:.3g} s on {summary.device}, profiler included; {calls}"
+    lines = [f"Where the time of a step went ({measured})", ""]
     lines.append(f"{'':{width}}  {'s a step':>8}  share")
     lines += [f"{names[name]:{width}}  {a_step * share:8.4f}  {share:5.1%}" for name, share in shares.items()]
     slow = [(name, fix) for name, limit, fix in _ADVICE if shares.get(name, 0.0) > limit]
