@@ -9,7 +9,7 @@ import yaml
 
 from posttrain.cli.demo import print_learning_curve
 from posttrain.demo import workspace
-from posttrain.demo.size import Machine, choose_size
+from posttrain.demo.size import Machine, RoundTimer, choose_size
 from posttrain.demo.workspace import prepare_workspace
 from posttrain.store.errors import UserError
 
@@ -62,3 +62,12 @@ def test_the_curve_has_a_bar_for_each_round(capsys: pytest.CaptureFixture[str]) 
         ("0", 0, "0.0%"),
         ("24", 20, "50.0%"),
     ]
+
+
+def test_a_demo_whose_rounds_take_too_long_ends_early(caplog: pytest.LogCaptureFixture) -> None:
+    for seconds, allowed in (([0, 40, 100, 200], [True, True, True]), ([0, 60, 210, 510], [True, True, False])):
+        timer = RoundTimer(8, clock=iter(seconds).__next__)
+        with caplog.at_level("INFO", "posttrain"):
+            assert [timer.allows(number) for number in (1, 2, 3)] == allowed
+    # Round 2 took 300 s, and round 3 trains on half as many labels again.
+    assert "round 3 would end after 16 minutes" in caplog.text

@@ -29,6 +29,7 @@ def demo(
     ] = None,
 ) -> None:
     """Run the whole loop on a bundled task: label a few records, train, deploy only a better model."""
+    from posttrain.demo.size import RoundTimer
     from posttrain.demo.workspace import prepare_workspace
     from posttrain.loop.loop import Loop
     from posttrain.web.loop_report import write_report
@@ -38,7 +39,7 @@ def demo(
         _require_model()
     prepare_workspace(dir, quick=quick, data=data, minutes=minutes)
     with open_workspace(dir, write=True) as (store, config):
-        waiting = Loop(store, config).run()
+        waiting = Loop(store, config).run(may_start=RoundTimer(minutes).allows)
         print_rounds(status(store, config))
         print_learning_curve(loop_status(store, config)["rounds"])
         report = dir / "report.html"

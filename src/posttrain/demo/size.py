@@ -1,9 +1,12 @@
 """Sizes the demo to this machine: as many labels and epochs as fit into the minutes that the user has."""
 
-from collections.abc import Iterator
+import logging
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from posttrain.models.precision import ComputePrecision, choose_precision
+from posttrain.store.logs import EVENT
 
 ROUNDS = 3
 
@@ -19,6 +22,10 @@ _SHARE_OF_PEAK: dict[ComputePrecision, float] = {"float32": 0.9, "bfloat16": 0.2
 _FIXED_SECONDS = 60.0
 
 _TEST_RECORDS = 300
+
+_OVERRUN = 1.2  # times the minutes, from which the demo ends early
+
+log = logging.getLogger("posttrain")
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,39 @@ class DemoSize:
         scored = (ROUNDS - 1) * self.pool_sample + (ROUNDS + 1) * self.sample + _TEST_RECORDS
         work = mean_words * (trained * _TRAINED_FLOPS + scored * _SCORED_FLOPS)
         return _FIXED_SECONDS + work / (_SHARE_OF_PEAK[machine.precision] * machine.flops)
+
+
+@dataclass
+class RoundTimer:
+    """Ends the demo early where its rounds take longer than its size was chosen for, as beside other programs.
+
+    Attributes:
+        minutes: What the demo may take about.
+        clock: Returns seconds.
+    """
+
+    minutes: float
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._begin = self._last = self.clock()
+
+    def allows(self, number: int) -> bool:
+        """Returns whether a round may start, by what the one before took; logs why it may not."""
+        now = self.clock()
+        took, self._last = now - self._last, now
+        # It trains on the labels of all rounds before. Round 0 trains nothing, and tells nothing.
+        end = (now - self._begin + took * number / max(1, number - 1)) / 60
+        if number < 2 or end <= _OVERRUN * self.minutes:
+            return True
+        log.info(
+            "round %d would end after %.0f minutes: other programs run, or the machine is slower than measured; "
+            "`posttrain run` in the demo's folder runs it",
+            number,
+            end,
+            extra=EVENT,
+        )
+        return False
 
 
 def choose_size(minutes: float, machine: Machine, mean_words: float) -> DemoSize:

@@ -7,6 +7,7 @@ import logging
 import math
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from posttrain.loop.canary import judge_canary
@@ -58,6 +59,7 @@ class Loop:
         urgent: bool = False,
         partial: bool = False,
         watched: bool = False,
+        may_start: Callable[[int], bool] = lambda number: True,
     ) -> str | None:
         """Runs the loop until ``rounds`` rounds are done; resumes where it stopped.
 
@@ -68,6 +70,7 @@ class Loop:
             partial: True to continue with the labels given so far, for this round only.
             watched: True if the caller runs the loop again when something changes: where the champion is good enough,
                 the loop then waits for a trigger instead of ending, if there is one.
+            may_start: Called with the number of each round from 1 on before it starts; False ends the loop.
 
         Returns:
             The labels, records or trigger that the loop waits for, or None when it is done.
@@ -101,6 +104,8 @@ class Loop:
                 while (number := len(finished_rounds(self.workspace))) <= last:
                     if (reason := self._enough(number)) and not (watched and self.config.triggers.is_set):
                         log.info(reason, extra=EVENT)
+                        break
+                    if not may_start(number):
                         break
                     if waiting := self._untriggered(number, urgent):
                         return f"{waiting}; {reason}" if reason else waiting
