@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from posttrain.store.errors import WorkError
 from posttrain.web.api import loop as events_module
 from posttrain.web.api.loop import MAX_STREAMS, MAX_STREAMS_OF_ACCOUNT, EventFeed, LineReader
 from posttrain.web.request_bodies import RequestRejected
@@ -96,14 +97,103 @@ def test_streams_are_few_and_end_with_the_server(server: Any) -> None:
             await anext(stream)
         with pytest.raises(RequestRejected, match="too many open streams"):
             feed.subscribe("another")
-        await streams[0].aclose()  # type: ignore[attr-defined]
-        feed.subscribe("another")
+        await streams[0].aclose()
+        others.append(feed.subscribe("another"))
         server.site.ending.set()
         async with asyncio.timeout(20):
             for stream in [*streams, *others]:
                 async for _ in stream:
                     pass
         assert feed._streams.total() == 0
+
+    run(listen)
+
+
+def test_streams_count_from_their_admission_and_never_after_their_end(server: Any) -> None:
+    async def listen() -> None:
+        feed = EventFeed(server.site)
+        admitted, refused = [], 0
+        for _ in range(200):  # before any of them begins
+            try:
+                admitted.append(feed.subscribe("viewer"))
+            except RequestRejected:
+                refused += 1
+        assert (len(admitted), refused) == (MAX_STREAMS_OF_ACCOUNT, 200 - MAX_STREAMS_OF_ACCOUNT)
+        await anext(admitted[0])
+        for stream in [*admitted, *admitted]:
+            await stream.aclose()  # of most nothing was read
+        assert feed._streams.total() == 0
+        feed.subscribe("viewer")
+
+    run(listen)
+
+
+def test_many_requests_at_once_open_few_streams(server: Any) -> None:
+    secret = server.site.accounts.tokens.issue_api_token("viewer", "test", "viewer")
+    statuses: list[int] = []
+
+    async def request(ended: asyncio.Event) -> None:
+        headers = [(b"host", b"localhost:8600"), (b"authorization", f"Bearer {secret}".encode())]
+        scope: dict[str, Any] = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": "GET",
+            "scheme": "http",
+            "root_path": "",
+        }
+        scope |= {"path": "/api/events", "raw_path": b"/api/events", "query_string": b"", "headers": headers}
+        scope |= {"client": ("127.0.0.1", 1), "server": ("localhost", 8600)}
+
+        async def receive() -> Any:
+            await ended.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        await server.app(scope, receive, send)
+
+    async def listen() -> None:
+        for _ in range(2):  # those of the first time count no more in the second
+            statuses.clear()
+            ended = asyncio.Event()
+            requests = [asyncio.create_task(request(ended)) for _ in range(60)]
+            async with asyncio.timeout(20):
+                while len(statuses) < len(requests):
+                    await asyncio.sleep(0.01)
+                ended.set()
+                await asyncio.gather(*requests)
+            assert sorted(statuses) == [200] * MAX_STREAMS_OF_ACCOUNT + [429] * (60 - MAX_STREAMS_OF_ACCOUNT)
+
+    run(listen)
+
+
+def test_a_closed_account_is_told_nothing_more(server: Any) -> None:
+    log = server.site.workspace.home / "run.log"
+    accounts = server.site.accounts
+    secret = accounts.tokens.issue_api_token("viewer", "test", "viewer")
+
+    def is_allowed() -> bool:
+        if (server.site.workspace.home / "away").exists():
+            raise WorkError("the database is away")
+        return accounts.tokens.authenticate(secret, "api") is not None
+
+    async def listen() -> None:
+        stream = EventFeed(server.site).subscribe("viewer", 0, is_allowed)
+        append(log, "before\n")
+        assert (await take(stream, "log"))[1] == {"line": "before"}
+        append(server.site.workspace.home / "away", "")
+        append(log, "while the database is away\n")
+        next_line = asyncio.create_task(take(stream, "log"))
+        await asyncio.sleep(0.1)
+        assert not next_line.done()
+        (server.site.workspace.home / "away").unlink()
+        assert (await next_line)[1] == {"line": "while the database is away"}
+        accounts.close("viewer", "owner")
+        append(log, "after\n")
+        async with asyncio.timeout(20):
+            assert [text async for text in stream if "after" in text] == []
 
     run(listen)
 

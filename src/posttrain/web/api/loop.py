@@ -4,9 +4,10 @@ import asyncio
 import json
 import logging
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,15 +15,16 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from posttrain.inspect.status import status
 from posttrain.label.audit import record_change
 from posttrain.label.tokens import Conflict, NotFound
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.state import RoundState
-from posttrain.store.errors import UserError, WorkError
+from posttrain.store.errors import LockedError, UserError, WorkError, is_user_mistake
 from posttrain.store.secrets import mask_text
-from posttrain.web.access import Sender, Site, least
+from posttrain.web.access import Sender, Site, find_principal, least
 from posttrain.web.api.bodies import ERRORS, TOO_MANY, Body, Note, plain
 from posttrain.web.request_bodies import RequestRejected
 
@@ -165,11 +167,11 @@ def loop_routes(site: Site) -> APIRouter:
         return RollbackResult(**vars(result))
 
     @router.get("/events", **least("viewer"), response_class=StreamingResponse, responses=_STREAM | TOO_MANY)
-    def events(request: Request, sender: Sender) -> StreamingResponse:
+    async def events(request: Request, sender: Sender) -> StreamingResponse:
         """Streams events: `status`, `training` (rows of the training curves) and `log` (lines), as they are written."""
         last = request.headers.get("last-event-id", "")
-        stream = feed.subscribe(sender.name, int(last) if last.isascii() and last.isdigit() and len(last) < 18 else 0)
-        return StreamingResponse(stream, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        number = int(last) if last.isascii() and last.isdigit() and len(last) < 18 else 0
+        return _Events(feed.subscribe(sender.name, number, lambda: find_principal(request, site) is not None))
 
     def _registry() -> ModelRegistry:
         if site.config is None:
@@ -188,7 +190,9 @@ def _conflicts() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise error if isinstance(error, Conflict) else Conflict(str(error)) from None
+        if isinstance(error, Conflict | LockedError) or not is_user_mistake(error):
+            raise
+        raise Conflict(str(error)) from None
 
 
 log = logging.getLogger("posttrain")
@@ -255,6 +259,43 @@ class LineReader:
             return 0
 
 
+class Stream:
+    """The events for one account: it counts from the moment that it is admitted until it is released."""
+
+    def __init__(self, events: AsyncGenerator[str, None], release: Callable[[], None]) -> None:
+        self._events, self._release = events, release
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return self
+
+    async def __anext__(self) -> str:
+        try:
+            return await anext(self._events)
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def aclose(self) -> None:
+        """Ends the stream, also one of which nothing was read."""
+        release, self._release = self._release, lambda: None
+        release()
+        await self._events.aclose()
+
+
+class _Events(StreamingResponse):
+    """Sends a stream, and closes it whatever ends the request: a generator that never began cleans up nothing."""
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__(stream, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        self._stream = stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._stream.aclose()
+
+
 class EventFeed:
     """Looks for events while somebody listens, and hands each to all who do.
 
@@ -273,52 +314,65 @@ class EventFeed:
         self._log = LineReader(site.workspace.home / "run.log")
         self._curves: dict[Path, LineReader] = {}
 
-    def subscribe(self, name: str, last: int = 0) -> AsyncIterator[str]:
-        """Returns the stream of an account.
+    def subscribe(self, name: str, last: int = 0, is_allowed: Callable[[], bool] = lambda: True) -> Stream:
+        """Admits a stream of an account; called in the server's loop, so that no two are admitted at once.
 
         Args:
             last: Number of the last event that the client has; 0 for none.
+            is_allowed: Returns whether the account may still read; asked in a thread before each batch of events.
 
         Raises:
             RequestRejected: 429 if the account or the server has too many streams.
         """
         if self._streams[name] >= MAX_STREAMS_OF_ACCOUNT or self._streams.total() >= MAX_STREAMS:
             raise RequestRejected(429, "too many open streams; close a page", {"Retry-After": "10"})
-        return self._stream(name, last)
+        self._streams[name] += 1
+        return Stream(self._read(last, is_allowed), partial(self._release, name))
 
-    async def _stream(self, name: str, last: int) -> AsyncIterator[str]:
+    def _release(self, name: str) -> None:
+        self._streams[name] -= 1
+        if not self._streams[name]:
+            del self._streams[name]
+        if not self._streams and self._poller is not None:
+            self._poller.cancel()
+            self._poller = None
+
+    async def _read(self, last: int, is_allowed: Callable[[], bool]) -> AsyncGenerator[str, None]:
         loop = asyncio.get_running_loop()
         end, comment = loop.time() + STREAM_SECONDS, loop.time() + _COMMENT_SECONDS
-        self._streams[name] += 1
-        try:
-            if self._poller is None or self._poller.done():
-                self._poller = asyncio.create_task(self._poll())
-            # A server that was started again counts from 1 again.
-            last = last if last <= self._number else 0
-            yield "retry: 2000\n\n"
-            if last == 0 and self._state:
-                # Of the state only the newest: the others are history by now.
-                for event in [event for event in self._events if event.kind != "status"]:
-                    yield event.encode()
-                last = self._number
-                yield Event(last, "status", self._state).encode()
-            while not self.site.ending.is_set() and loop.time() < end:
-                for event in [event for event in self._events if event.number > last]:
-                    last = event.number
-                    yield event.encode()
-                if loop.time() > comment:
-                    # Proxies close silent connections, and a lost client is noticed by writing to it.
-                    comment = loop.time() + _COMMENT_SECONDS
-                    yield ": still here\n\n"
-                async with self._changed:
-                    try:
-                        await asyncio.wait_for(self._changed.wait(), POLL_SECONDS)
-                    except TimeoutError:
-                        continue
-        finally:
-            self._streams[name] -= 1
-            if self._streams.total() == 0 and self._poller is not None:
-                self._poller.cancel()
+        if self._poller is None or self._poller.done():
+            self._poller = asyncio.create_task(self._poll())
+        # A server that was started again counts from 1 again.
+        last = last if last <= self._number else 0
+        yield "retry: 2000\n\n"
+        if last == 0 and self._state:
+            # Of the state only the newest: the others are history by now.
+            for event in [event for event in self._events if event.kind != "status"]:
+                yield event.encode()
+            last = self._number
+            yield Event(last, "status", self._state).encode()
+        while not self.site.ending.is_set() and loop.time() < end:
+            events = [event for event in self._events if event.number > last]
+            if events or loop.time() > comment:
+                try:
+                    if not await run_sync(is_allowed):
+                        return
+                except (UserError, WorkError):
+                    # Nobody can tell while the database is away: the events wait. To end the stream would end it for
+                    # good, as browsers do not connect again after the 503 that would follow.
+                    events = []
+            for event in events:
+                last = event.number
+                yield event.encode()
+            if loop.time() > comment:
+                # Proxies close silent connections, and a lost client is noticed by writing to it.
+                comment = loop.time() + _COMMENT_SECONDS
+                yield ": still here\n\n"
+            async with self._changed:
+                try:
+                    await asyncio.wait_for(self._changed.wait(), POLL_SECONDS)
+                except TimeoutError:
+                    continue
 
     async def _poll(self) -> None:
         while not self.site.ending.is_set():
