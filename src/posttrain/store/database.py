@@ -29,9 +29,11 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from posttrain.store.errors import (
     DamagedDatabaseError,
+    DatabaseAwayError,
     EmptyDatabaseError,
     LockedError,
     StorageError,
@@ -44,6 +46,7 @@ from posttrain.store.signals import defer_signals
 from posttrain.store.upgrade import REVISIONS, table_version, upgrade_tables
 
 _TIMEOUT = 30  # seconds to wait for others
+_CONNECT_TIMEOUT = 10  # seconds; a host that drops packets would hold each request for minutes
 
 # SQLite checks foreign keys only if told to on each connection. FULL, as with NORMAL a write-ahead log loses the last
 # transactions in a power cut: a deployment that was reported could be undone.
@@ -78,8 +81,9 @@ class Database:
         write: False refuses writing transactions, and reads an SQLite file without write permission as a copy.
 
     Raises:
-        UserError: the URL is wrong, the driver is missing, the server cannot be reached, the database is
-            missing, or it was written by a newer version.
+        UserError: the URL is wrong, the driver is missing, the database is missing, or it was written by a newer
+            version.
+        DatabaseAwayError: the server cannot be reached.
     """
 
     def __init__(self, url: str, *, create: bool = False, write: bool = True) -> None:
@@ -118,7 +122,7 @@ class Database:
 
         Raises:
             UserError: the database was opened for reading only.
-            StorageError: the disk refused.
+            StorageError: the disk refused, or the database cannot be reached.
             WorkError: the database failed, such as a lost connection.
         """
         if not self.writable:
@@ -205,6 +209,8 @@ class Database:
         """Translates a database's refusals into one clear line; a broken constraint is a bug and passes unchanged."""
         try:
             yield
+        except PoolTimeoutError as error:
+            raise WorkError(f"{self.location}: all connections are in use") from error
         except DBAPIError as error:
             message = " ".join(str(error.orig).split())
             if "disk is full" in message or "No space left on device" in message:
@@ -217,11 +223,14 @@ class Database:
                 ) from error
             if error.connection_invalidated:
                 raise WorkError(f"{self.location}: the connection was lost ({message})") from error
-            if "unable to open database" in message or _no_connection(error):
-                raise UserError(
+            is_operational = isinstance(error.orig, self.engine.dialect.loaded_dbapi.OperationalError)
+            if "unable to open database" in message or (is_operational and _no_connection(error)):
+                raise DatabaseAwayError(
                     f"cannot open the database ({message})", where=self.location, fix="check store.database"
                 ) from error
-            if not isinstance(error.orig, self.engine.dialect.loaded_dbapi.OperationalError):
+            if "cannot contain NUL" in message:
+                raise UserError("a text holds the character NUL, which PostgreSQL cannot store") from error
+            if not is_operational:
                 if "not a database" in message or "malformed" in message:
                     raise DamagedDatabaseError(
                         f"{self.location}: the database file is damaged ({message}); {RECOVER}"
@@ -332,7 +341,10 @@ def _engine(url: URL) -> Engine:
             name = f"process {os.getpid()} on {platform.node()}"[:63]  # PostgreSQL cuts names at 63 bytes
             # A stage may train for hours between two queries: the ping replaces a connection that a server or a
             # firewall has closed meanwhile.
-            engine = create_engine(url, pool_pre_ping=True, connect_args={"application_name": name})
+            options: dict[str, Any] = {"application_name": name}
+            if "connect_timeout" not in url.query:
+                options["connect_timeout"] = _CONNECT_TIMEOUT
+            engine = create_engine(url, pool_pre_ping=True, connect_args=options)
     except ImportError as error:
         if url.get_backend_name() == "sqlite":
             what, fix = f"this Python has no SQLite ({error})", "use a Python that has, or PostgreSQL"

@@ -31,6 +31,10 @@ class StorageError(UserError):
     """A disk, a database or a server refused; the call may be right, so finished work is kept to resume from."""
 
 
+class DatabaseAwayError(StorageError):
+    """The database cannot be reached: its address is wrong, or it is away and the same call may work later."""
+
+
 class WorkError(Exception):
     """The call was right and the work failed: one clear line, exit code 1."""
 

@@ -1,10 +1,12 @@
 """The app of ``posttrain serve``: pages, static files, the API under ``/api``, and the inbox of feedback."""
 
+import logging
 from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, RedirectResponse, Response
@@ -14,7 +16,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from posttrain import __version__
 from posttrain.inspect.status import status
 from posttrain.label.tokens import Conflict, NotFound
-from posttrain.store.errors import StorageError, UserError, WorkError, shorten, to_line
+from posttrain.store.errors import (
+    DamagedDatabaseError,
+    DatabaseAwayError,
+    LockedError,
+    StorageError,
+    UserError,
+    WorkError,
+    shorten,
+    to_line,
+)
 from posttrain.web.access import Principal, Site
 from posttrain.web.api.labelling import labelling_routes
 from posttrain.web.api.loop import loop_routes
@@ -37,6 +48,8 @@ from posttrain.web.server import SECURITY_HEADERS
 from posttrain.web.sign_in import sign_in_routes
 from posttrain.web.team_pages import team_pages
 from posttrain.web.translations import LANGUAGE_COOKIE, LANGUAGES, translator_of
+
+log = logging.getLogger("posttrain")
 
 _YEAR = 365 * 86_400
 _FEEDBACK_PATHS = ("/v1/", "/healthz", "/openapi.json")
@@ -143,10 +156,9 @@ def _handle_page_errors(app: FastAPI) -> None:
     @app.exception_handler(UserError)
     @app.exception_handler(WorkError)
     async def mistaken(request: Request, error: UserError | WorkError) -> Response:
-        answer = problem_response(request, error)
         if not _shows_pages(request):
-            return answer
-        return app_page(request, None, "error.html", answer.status_code, problem=str(error))
+            return problem_response(request, error)
+        return await rejected(request, _rejection(request, error))
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:
@@ -205,10 +217,21 @@ def error_response(request: Request, status: int, line: str, headers: Any = None
 
 def problem_response(request: Request, error: UserError | WorkError) -> JSONResponse:
     """Answers a user's mistake or failed work with the status of its kind."""
-    if isinstance(error, WorkError):
-        return error_response(request, 503, str(error))
+    rejection = _rejection(request, error)
+    return error_response(request, rejection.status, rejection.line, rejection.headers)
+
+
+def _rejection(request: Request, error: UserError | WorkError) -> RequestRejected:
+    """Returns the status and the line of an error; the address of a database is for the log alone."""
     status = next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 422)
-    return error_response(request, status, str(error))
+    of_database = isinstance(error.__cause__, SQLAlchemyError)
+    if not of_database and request.app.state.site.workspace.metadata.location not in str(error):
+        return RequestRejected(status, str(error))
+    log.warning("%s %s: %s", request.method, request.url.path, error)
+    if status == 503 and not isinstance(error, DamagedDatabaseError):
+        return RequestRejected(status, "the database does not answer; try again", {"Retry-After": _RETRY_SECONDS})
+    line = error.what if isinstance(error, UserError) else "the database failed; the server's log says more"
+    return RequestRejected(status, line)
 
 
 def _handle_api_errors(app: FastAPI) -> None:
@@ -232,4 +255,13 @@ def _handle_api_errors(app: FastAPI) -> None:
         return problem_response(request, error)
 
 
-_STATUSES: dict[type[UserError], int] = {NotFound: 404, Conflict: 409, StorageError: 507}
+_RETRY_SECONDS = "5"
+
+_STATUSES: dict[type[Exception], int] = {
+    NotFound: 404,
+    Conflict: 409,
+    LockedError: 409,
+    DatabaseAwayError: 503,
+    StorageError: 507,
+    WorkError: 503,
+}

@@ -21,7 +21,7 @@ from posttrain.models.task import record_turns
 from posttrain.report.charts.bars import format_seconds
 from posttrain.report.formatting import bytes_text, metric_name, metric_text
 from posttrain.report.section import Section, Tiles
-from posttrain.store.errors import DamagedArtifactError, UserError, shorten
+from posttrain.store.errors import DamagedArtifactError, UserError, is_user_mistake, shorten
 from posttrain.train.curves import read_round_training
 from posttrain.train.report import headline as training_headline
 from posttrain.train.report import loss_chart, training_blocks
@@ -186,6 +186,8 @@ def loop_pages(site: Site) -> APIRouter:
             try:
                 shown = show(workspace, id, site.config)
             except UserError as error:
+                if not is_user_mistake(error):
+                    raise
                 problem = str(error)
         return _page(
             request,

@@ -15,7 +15,7 @@ from starlette.responses import RedirectResponse, Response
 
 from posttrain.label.accounts import Account, fold_name
 from posttrain.label.tokens import NotFound
-from posttrain.store.errors import UserError
+from posttrain.store.errors import UserError, is_user_mistake
 from posttrain.web.access import (
     Site,
     check_csrf,
@@ -176,6 +176,8 @@ def sign_in_routes(site: Site) -> APIRouter:
         except NotFound:
             return _form(request, 404, error="error.link")
         except UserError as error:
+            if not is_user_mistake(error):
+                raise
             return _join_form(request, token, invited.role, 422, problem=str(error), name=name)
         return _signed_in(request, account, "/")
 

@@ -5,14 +5,20 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from threading import Barrier
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from posttrain.label.client import LabelClient
 from posttrain.label.queue_rows import NewItem
 from posttrain.label.tokens import Conflict, NotFound
 from posttrain.store.config import StoreConfig
-from posttrain.store.errors import UserError
+from posttrain.store.errors import StorageError, UserError
 
 PASSWORD = "correct horse battery"
 
@@ -95,3 +101,104 @@ def test_owners_who_leave_at_once_leave_one(server: Any) -> None:
     assert sum(isinstance(each, Conflict) for each in left) == 1
     owners = [each for each in accounts.all() if each.role == "owner" and each.closed_at is None]
     assert len(owners) == 1
+
+
+AWAY = "the database does not answer; try again"
+REQUESTS = (
+    ("GET", "/sign-in", None),
+    ("GET", "/api/session", None),
+    ("GET", "/api/batches", None),
+    ("GET", "/api/review", None),
+    ("GET", "/metrics", None),
+    ("POST", "/api/items/next", {}),
+    ("POST", "/api/items/1/answer", {"answer": "card"}),
+    ("POST", "/api/models/rollback", {"confirm": "model-1"}),
+)
+
+
+@pytest.mark.parametrize("failure", ["refused", "lost", "pool"])
+def test_a_database_that_is_away_is_answered_503_and_named_in_the_log_alone(
+    tmp_path: Path, make_server: Callable[..., Any], caplog: pytest.LogCaptureFixture, failure: str
+) -> None:
+    server = make_server(tmp_path / "workspace")
+    program, anyone = server.program("owner"), server.client()
+    invitation = server.site.accounts.tokens.invite("viewer", "", "owner")
+    database = server.site.workspace.metadata
+    location = database.location = "postgresql+psycopg://posttrain@db.intern.example:5432/labels"
+
+    class Refused(Exception):
+        sqlstate = None
+
+    Refused.__module__ = "psycopg"
+    line = 'connection to server at "10.1.2.3", port 5432 failed: Connection refused'
+
+    def connect() -> Any:
+        if failure == "pool":
+            raise PoolTimeoutError("QueuePool limit of size 5 overflow 10 reached")
+        raise OperationalError("SELECT 1", {}, Refused(line), connection_invalidated=failure == "lost")
+
+    database.engine = SimpleNamespace(
+        dialect=SimpleNamespace(name="postgresql", loaded_dbapi=SimpleNamespace(OperationalError=Refused)),
+        connect=connect,
+        dispose=lambda: None,
+    )
+    answers = [program.request(method, path, json=body) for method, path, body in REQUESTS]
+    joined = {"token": invitation, "name": "guest", "password": PASSWORD, "repeat": PASSWORD}
+    answers += [anyone.post("/invitation", data=joined), anyone.post("/sign-in", data={"name": "owner"})]
+    page = anyone.get("/sign-in", headers={"Accept": "text/html", "Accept-Language": "zh"})
+    assert "数据库没有响应" in page.text
+    for answer in [*answers, page]:
+        assert (answer.status_code, answer.headers.get("retry-after")) == (503, "5"), answer.text
+        assert not any(word in answer.text for word in ("10.1.2.3", "intern", "5432", "psycopg", "QueuePool"))
+    assert all(answer.json() == {"error": AWAY} for answer in answers)
+    assert location in caplog.text
+
+
+def test_a_full_disk_names_no_path(tmp_path: Path, make_server: Callable[..., Any]) -> None:
+    server = make_server(tmp_path / "workspace")
+    program, location = server.program("owner"), server.site.workspace.metadata.location
+
+    def fail(*arguments: Any) -> Any:
+        raise StorageError("no space left on device", where=location, fix="free some space")
+
+    server.site.queue.batches = fail
+    answer = program.get("/api/batches")
+    assert (answer.status_code, answer.json()) == (507, {"error": "no space left on device"})
+
+
+@pytest.mark.slow
+def test_the_client_sends_again_while_the_database_is_away(
+    tmp_path: Path, make_server: Callable[..., Any], postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = make_server(tmp_path / "workspace", store=StoreConfig(database=postgres_url))
+    items = [NewItem(f"r{number}", {"text": f"message {number}"}) for number in range(3)]
+    server.site.queue.add_batch("round-1", "choice", items, labels=["card", "cash"])
+    secret = server.site.accounts.tokens.issue_api_token("annotator", "test", "annotator")
+    database, browser = server.site.workspace.metadata, server.client()
+    there, away = database.engine, create_engine("postgresql+psycopg://user@127.0.0.1:1/none")
+    waits: list[float] = []
+
+    def come_back(seconds: float) -> None:
+        waits.append(seconds)
+        database.engine = there if len(waits) % 2 == 0 else away
+
+    monkeypatch.setattr("posttrain.label.client.time.sleep", come_back)
+
+    def hand_over(request: httpx.Request) -> httpx.Response:
+        names = ("authorization", "content-type")
+        headers = {name: value for name, value in request.headers.items() if name in names}
+        answer = browser.request(request.method, str(request.url), content=request.read(), headers=headers)
+        return httpx.Response(answer.status_code, headers=dict(answer.headers), content=answer.content)
+
+    with LabelClient("http://localhost:8600", secret, transport=httpx.MockTransport(hand_over)) as client:
+        for _ in range(3):
+            database.engine = away
+            task = client.next_item()
+            assert task is not None
+            database.engine = away
+            client.answer(task.item, "card")
+        assert client.progress("round-1")["answers"] == 3
+    assert waits == [5.0] * 12
+    for name in ("a\0b", "\0"):
+        answer = browser.post("/sign-in", data={"name": name, "password": "x"})
+        assert (answer.status_code, "NUL" in answer.text) == (422, True)
