@@ -27,7 +27,7 @@ class Receiver:
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
-        self.failures = 0
+        self.failures, self.redirect, self.target = 0, 0, ""
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -35,7 +35,14 @@ class Receiver:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 receiver.bodies.append(body)
                 receiver.failures -= 1
-                self.send_response(500 if receiver.failures >= 0 else 204)
+                self.send_response(receiver.redirect or (500 if receiver.failures >= 0 else 204))
+                if receiver.redirect:
+                    self.send_header("Location", receiver.target)
+                self.end_headers()
+
+            def do_GET(self) -> None:
+                receiver.bodies.append({"method": "GET"})
+                self.send_response(200)
                 self.end_headers()
 
             def log_message(self, *arguments: object) -> None:
@@ -207,3 +214,19 @@ def test_an_error_of_the_database_is_only_logged(
     with webhook_calls(metadata, "http://127.0.0.1:9"):
         pass
     assert "label.webhook" in caplog.text
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("target", ["/elsewhere", "ftp://127.0.0.1:1/file", "file:///etc/passwd"])
+def test_a_redirected_call_is_not_delivered(
+    receiver: Receiver, metadata: Metadata, caplog: pytest.LogCaptureFixture, status: int, target: str
+) -> None:
+    receiver.redirect, receiver.target = status, target
+    add_batch(metadata, "round-1")
+    note_batches(metadata)
+    assert deliver_due(metadata, receiver.url) == 0
+    assert [body["event"] for body in receiver.bodies] == ["batch ready"], "nothing is sent to the new address"
+    assert f"redirects to {target} (status {status}); give that address" in caplog.text
+    receiver.redirect = 0
+    make_due(metadata)
+    assert deliver_due(metadata, receiver.url) == 1
