@@ -1,5 +1,7 @@
 """Guidelines as pages show them: Markdown as safe HTML, and the lines in which two versions differ."""
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -10,6 +12,7 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markdown_it.utils import EnvType, OptionsDict
 
+_MOST_STEPS = 3_000_000  # of difflib on one comparison, less than a second
 _CONTEXT = 2  # unchanged lines that are shown around a change
 
 
@@ -42,13 +45,73 @@ class DiffLine:
 
 
 def compare(old: str, new: str) -> list[DiffLine]:
-    """Compares two texts line by line."""
+    """Compares two texts line by line, in a time that does not grow with the square of their lengths."""
     before, after = old.splitlines(), new.splitlines()
-    return [
-        line
-        for operation in SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
-        for line in _lines(before, after, *operation)
-    ]
+    lines: list[DiffLine] = []
+    start = new_start = 0
+    for block, new_block, size in [*_equal_blocks(before, after), (len(before), len(after), 0)]:
+        if start < block or new_start < new_block:
+            lines += _lines(before, after, "changed", start, block, new_start, new_block)
+        if size:
+            lines += _lines(before, after, "equal", block, block + size, new_block, new_block + size)
+        start, new_start = block + size, new_block + size
+    return lines
+
+
+def _equal_blocks(before: list[str], after: list[str]) -> list[tuple[int, int, int]]:
+    """Returns the starts in both texts, and the length, of each stretch of lines that stayed."""
+    blocks: list[tuple[int, int, int]] = []
+
+    def add(start: int, new_start: int, size: int) -> None:
+        if blocks and (start, new_start) == (blocks[-1][0] + blocks[-1][2], blocks[-1][1] + blocks[-1][2]):
+            blocks[-1] = (*blocks[-1][:2], blocks[-1][2] + size)
+        elif size:
+            blocks.append((start, new_start, size))
+
+    budget, start, new_start = _MOST_STEPS, 0, 0
+    for stop, new_stop in [*_anchors(before, after), (len(before), len(after))]:
+        head = _shared(before[start:stop], after[new_start:new_stop])
+        add(start, new_start, head)
+        start, new_start = start + head, new_start + head
+        middle, new_middle = before[start:stop], after[new_start:new_stop]
+        tail = _shared(middle[::-1], new_middle[::-1])
+        middle, new_middle = middle[: len(middle) - tail], new_middle[: len(new_middle) - tail]
+        # Difflib looks at all pairs of equal lines for each block that it finds. Beyond the budget a stretch is shown
+        # as removed and added.
+        counts = Counter(new_middle)
+        steps = min(len(middle), len(new_middle)) * (len(middle) + sum(counts[line] for line in middle))
+        if steps <= budget:
+            budget -= steps
+            for block in SequenceMatcher(None, middle, new_middle, autojunk=False).get_matching_blocks():
+                add(start + block.a, new_start + block.b, block.size)
+        # The line at `stop` is an anchor, or the end.
+        add(stop - tail, new_stop - tail, tail + (stop < len(before)))
+        start, new_start = stop + 1, new_stop + 1
+    return blocks
+
+
+def _anchors(before: list[str], after: list[str]) -> list[tuple[int, int]]:
+    """Returns the positions of lines that each text has once and in the same order, as patience diff does."""
+    counts, new_counts = Counter(before), Counter(after)
+    positions = {line: at for at, line in enumerate(after) if new_counts[line] == 1}
+    pairs = [(at, positions[line]) for at, line in enumerate(before) if counts[line] == 1 and line in positions]
+    ends: list[int] = []  # the least last position of an increasing sequence, by length
+    lengths = []
+    for _, position in pairs:
+        length = bisect_left(ends, position)
+        ends[length : length + 1] = [position]
+        lengths.append(length)
+    chosen: list[tuple[int, int]] = []
+    for pair, length in zip(reversed(pairs), reversed(lengths), strict=True):
+        if length == len(ends) - 1 - len(chosen) and (not chosen or pair[1] < chosen[-1][1]):
+            chosen.append(pair)
+    return chosen[::-1]
+
+
+def _shared(first: list[str], second: list[str]) -> int:
+    """Returns how many lines two lists have in common at their beginning."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, (one, other) in pairs if one != other), min(len(first), len(second)))
 
 
 def _lines(before: list[str], after: list[str], kind: str, *bounds: int) -> Iterator[DiffLine]:
