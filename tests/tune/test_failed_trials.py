@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from posttrain.store.errors import StorageError, WorkError
 from posttrain.tune import Choice, Float, Int, TrialContext, minimize
@@ -25,6 +26,7 @@ ASHA = {"name": "asha", "max_resource": 9}
         (ValueError("bad\nluck"), "ValueError: bad luck"),
         (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "out of memory: CUDA out of memory"),
         (MemoryError(), "out of memory"),
+        (ValueError("half \ud83d of it\0"), "ValueError: half \ufffd of it\ufffd"),
         ("text", "ValueError: could not convert string to float"),
     ],
 )
@@ -129,3 +131,46 @@ def test_where_a_function_failed_is_kept(tmp_path: Path) -> None:
 
     assert minimize(function, SPACE, budget=2, out=tmp_path).trials[0].error == "KeyError: 'y'"
     assert 'return 1.0 if trial.number else {}["y"]' in (tmp_path / "trials" / "errors" / "0000.txt").read_text()
+
+
+@pytest.mark.parametrize("step", [2**31, 2**63, 10**400, math.inf, math.nan, 0, -1, 1.5])
+def test_a_step_that_no_database_holds_fails_its_trial_alone(step: Any, tmp_path: Path) -> None:
+    def function(trial: TrialContext) -> float:
+        trial.report(step if trial.number == 0 else 2**31 - 1, 0.5)
+        return 0.25
+
+    first, second = minimize(function, SPACE, budget=2, sampler="random", out=tmp_path / "study").trials
+    assert (first.state, second.state) == (TrialState.FAILED, TrialState.FINISHED)
+    assert "integer" in first.error
+    assert second.reports[0].step == 2**31 - 1
+
+
+def test_half_a_surrogate_in_an_error_ends_no_study_on_disk(tmp_path: Path) -> None:
+    def function(trial: TrialContext) -> float:
+        if trial.number == 0:
+            raise OSError("cannot open b\udcff.txt")
+        return 0.25
+
+    first, second = minimize(function, SPACE, budget=2, sampler="random", out=tmp_path / "study").trials
+    assert (first.error, second.state) == ("OSError: cannot open b\ufffd.txt", TrialState.FINISHED)
+    (log,) = (tmp_path / "study" / "trials" / "errors").iterdir()
+    assert "b\\udcff.txt" in log.read_text(encoding="utf-8")
+
+
+def test_a_function_that_changes_its_settings_changes_no_result(tmp_path: Path) -> None:
+    seen = []
+
+    def function(trial: TrialContext) -> float:
+        seen.append((dict(trial.settings), list(trial["layers"])))
+        trial.settings["x"] = -1.0  # type: ignore[index]
+        trial.settings["extra"] = 1  # type: ignore[index]
+        trial["layers"].append(3)
+        return float(trial.number)
+
+    space = {**SPACE, "layers": {"value": [1, 2]}}
+    result = minimize(function, space, budget=3, sampler="random", out=tmp_path / "study")
+    best = yaml.safe_load((tmp_path / "study" / "best.yaml").read_text())
+    assert all(layers == [1, 2] and set(settings) == set(space) for settings, layers in seen)
+    assert all(0 <= trial.settings["x"] <= 1 and trial.settings["layers"] == [1, 2] for trial in result.trials)
+    assert 0 <= best["x"] <= 1
+    assert (best["layers"], set(best)) == ([1, 2], set(space))

@@ -211,3 +211,27 @@ def test_a_choice_may_have_many_values() -> None:
     choice = Choice(list(range(100_000)))
     choice.check("space.a")  # by the square of their number it would take minutes
     assert choice.to_unit(99_999) > 0.9999
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ({"float": [-1e308, 1e308]}, "is too wide to draw from"),
+        ({"float": [-1e200, 0]}, "is too wide to draw from"),
+        (Int(-(10**400), 5), "not a finite number"),
+        (Int(1, 10**300, log=True), "beyond 9,007,199,254,740,992"),
+        ({"int": [0, 1e300]}, "is too wide to draw from"),
+        ({"int": [0, 2**60]}, "beyond 9,007,199,254,740,992"),
+        (Float(0, 10**400), "not a finite number"),
+    ],
+)
+def test_ranges_that_overflow_are_refused(entry: Any, problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        Space({"x": entry})
+
+
+def test_a_logarithmic_range_may_span_all_floats() -> None:
+    entry = Float(1e-308, 1e308, log=True)
+    Space({"x": entry})
+    assert [entry.from_unit(share) for share in (0.0, 1.0)] == [1e-308, 1e308]
+    assert entry.to_unit(1.0) == pytest.approx(0.5)

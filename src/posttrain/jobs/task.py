@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from posttrain.jobs.gpus import reset_gpu_peak
 from posttrain.jobs.memory import UNKNOWN_MEMORY, Memory, peak_memory
-from posttrain.store.errors import UserError, WorkError
+from posttrain.store.errors import UserError, WorkError, to_line
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,8 @@ def run_task(
 
 def error_line(error: BaseException) -> str:
     """Returns an exception as one line."""
-    text = " ".join(str(error).split())[:300]
+    # A database and a file hold neither half a surrogate nor NUL, which messages of other programs do.
+    text = to_line(str(error))[:300]
     name = type(error).__name__
     if isinstance(error, MemoryError) or OUT_OF_MEMORY in text.lower():
         return f"{OUT_OF_MEMORY}{f': {text}' if text else ''}"
@@ -138,4 +139,4 @@ def _write_traceback(task: Task) -> None:
     # A disk that is full must not hide the error itself.
     with suppress(OSError):
         file.parent.mkdir(exist_ok=True)
-        file.write_text(traceback.format_exc(), encoding="utf-8")
+        file.write_text(traceback.format_exc(), encoding="utf-8", errors="backslashreplace")

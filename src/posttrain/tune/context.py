@@ -7,6 +7,9 @@ from typing import Any
 from posttrain.tune.objectives import Measured
 from posttrain.tune.schedulers.base import Decision
 
+_MAX_STEP = 2**31 - 1
+"""What a column of Optuna's tables holds in PostgreSQL."""
+
 
 class TrialInterrupted(BaseException):
     """Raised by `TrialContext.report` and `TrialContext.show_life` where the trial pauses or stops; ends the function.
@@ -72,8 +75,8 @@ class TrialContext:
             TrialInterrupted: the trial pauses or stops.
             ValueError: the step is not a positive integer, or the value of an objective is missing.
         """
-        if step != int(step) or step < 1:
-            raise ValueError(f"a step is a positive integer, not {step}")
+        if step != int(step) or not 1 <= step <= _MAX_STEP:
+            raise ValueError(f"a step is a positive integer up to {_MAX_STEP:,}, not {step}")
         if self._report(int(step), value, int(tokens)) is not Decision.CONTINUE:
             raise TrialInterrupted
 

@@ -4,6 +4,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -359,7 +360,9 @@ class Driver:
             self._folders.make_room(len(self._running), {*self._running, *self._interrupted})
         folder = self._folders.path(trial.number)
         seed = int(np.random.SeedSequence([self._seed, trial.number]).generate_state(1)[0])
-        run = TrialRun(trial.settings, trial.step, trial.resource, seed, self._objectives.measured)
+        # A copy, as in this process the function could change what best.yaml says, and the values of other trials.
+        settings = deepcopy(dict(trial.settings))
+        run = TrialRun(settings, trial.step, trial.resource, seed, self._objectives.measured)
         self._runner.start(Task(trial.number, run, folder))
 
     def _add_tokens(self, trial: Trial, tokens: int) -> None:

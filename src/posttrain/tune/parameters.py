@@ -110,6 +110,8 @@ class Int(Parameter):
 
     def check(self, where: str) -> None:
         _check_range(self.low, self.high, self.log, where)
+        if max(abs(self.low), abs(self.high)) > _LARGEST_INTEGER:
+            raise UserError(f"an end is beyond {_LARGEST_INTEGER:,}", where=where, fix="use `float`")
 
     def from_unit(self, share: float) -> int:
         # Half a step beyond both ends, so that these are as likely as the integers between them.
@@ -293,14 +295,29 @@ def _to_number(value: Any, where: str) -> float:
     return float(value)
 
 
+_LARGEST_INTEGER = 2**53
+"""A study's database keeps what is drawn as a float, which has no greater integers without gaps."""
+
+_WIDEST = 1e150
+"""Samplers square distances, which must not overflow."""
+
+
 def is_number(value: object) -> bool:
     """Returns whether a value is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        return False
 
 
 def _check_range(low: float, high: float, log: bool, where: str) -> None:
     if not (is_number(low) and is_number(high)):
         raise UserError("the range has an end that is not a finite number", where=where)
+    if not log and high - low > _WIDEST:
+        fix = f"give ends that are at most {_WIDEST:g} apart, or a logarithmic range"
+        raise UserError(f"{low:g} to {high:g} is too wide to draw from", where=where, fix=fix)
     if low > high:
         raise UserError(f"{low:g} to {high:g} is not a range", where=where, fix="put the greater number last")
     if low == high:
