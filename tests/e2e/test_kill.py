@@ -37,7 +37,7 @@ def test_kill_the_demo_in_its_second_round(demo: Loop) -> None:
 @pytest.mark.each_change
 def test_repeated_kills(small_loop: Loop, small_reference: dict[str, Any]) -> None:
     """The time before each kill grows, because a slow machine may need longer to start at all."""
-    patience, kills = 1.0, 0
+    patience, kills = 0.4, 0
     while not small_loop.finishes_before_a_kill(patience):
         kills += 1
         patience *= 1.6

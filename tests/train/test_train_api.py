@@ -49,10 +49,11 @@ def test_train_writes_a_model_its_config_and_its_steps(
     assert (config["train"]["objective"]["name"], config["train"]["epochs"], config["data"]) == ("dpo", 2, str(data))
     steps = [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [0, 1, 2, 3]
-    assert (result.folder, result.steps, result.finished) == (Path("out"), 4, True)
+    assert (result.folder, result.steps, result.finished) == (tmp_path / "out", 4, True)
     assert result.summary == json.loads(Path("out/summary.json").read_bytes())
     assert result.metrics == steps
-    assert re.fullmatch(r"TrainResult\('out', 4 steps, loss 0\.\d{4} to 0\.\d{4}\)", repr(result))
+    name = re.escape(str(tmp_path / "out"))
+    assert re.fullmatch(rf"TrainResult\('{name}', 4 steps, loss 0\.\d{{4}} to 0\.\d{{4}}\)", repr(result))
     again = posttrain.train("tiny", data, tmp_path / "out", objective="dpo", settings=SMALL)
     assert again.summary == result.summary
     with pytest.raises(UserError, match="`seed` was 17 and is 3"):

@@ -36,7 +36,8 @@ VALIDATION = Validation(
     preservation=RatioInterval(3.0, 2.5, 3.5, 1200),
     latency={
         "base": {"latency_p50": 0.01, "latency_p90": 0.015, "latency_p99": 0.02, "n": 8},
-        "merged": {"latency_p50": 0.011, "latency_p90": 0.016, "latency_p99": 0.021, "n": 8},
+        "merged": {"latency_p50": 0.011, "latency_p90": 0.016, "latency_p99": 0.021, "n": 8}
+        | {"tokens": 16.0, "seconds_per_token": 0.0006875},
     },
     precision="float32",
 )
@@ -84,10 +85,18 @@ def test_only_a_gain_beyond_its_interval_is_better_than_all() -> None:
 
 def test_latency_is_in_milliseconds_and_may_be_missing() -> None:
     latency = tables(VALIDATION)["Latency"]
-    assert latency.columns == ("model", "latency p50", "latency p90", "latency p99", "prompts")
+    assert latency.columns == (
+        "model",
+        "latency p50",
+        "latency p90",
+        "latency p99",
+        "prompts",
+        "tokens of an answer",
+        "time of a token",
+    )
     assert latency.rows == [
-        ("base", "10.0 ms", "15.0 ms", "20.0 ms", "8"),
-        ("merged", "11.0 ms", "16.0 ms", "21.0 ms", "8"),
+        ("base", "10.0 ms", "15.0 ms", "20.0 ms", "8", "–", "–"),
+        ("merged", "11.0 ms", "16.0 ms", "21.0 ms", "8", "16.0", "0.69 ms"),
     ]
     assert "Latency" not in tables(WITHOUT)
     assert len(headline(WITHOUT)) == 1
