@@ -1,6 +1,7 @@
 """Requests and replies of models that label, their votes, and answers that stand without people."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from posttrain.label.model_annotators import (
     parse_label,
 )
 from posttrain.models.task import TaskConfig
-from posttrain.store.errors import Waiting
+from posttrain.store.errors import UserError, Waiting, WorkError
 from posttrain.testing.steps import table_of
 
 LABELS = ["card_lost", "Cash", "cash", "top up"]
@@ -152,3 +153,17 @@ def test_an_endpoint_is_asked_for_so_many_labelled_records_and_no_more(monkeypat
     everything = teacher.predict(labelled)
     assert everything.answers == ["top up" if "3" in f"message {number}" else None for number in range(20)]
     assert teacher.settings() == {"model": "m"}
+
+
+@pytest.mark.parametrize("confidence", [2.0, -1.0, math.inf, -math.inf])
+def test_a_models_confidence_outside_0_to_1_is_refused(confidence: float) -> None:
+    with pytest.raises(WorkError, match=r"confidence in answer 2 is .*, not from 0 to 1"):
+        Predictions(["card", "cash"], np.array([0.5, confidence]))
+    assert Predictions(["card", None], np.array([1.0 + 1e-9, confidence])).confidence[0] == 1.0
+
+
+@pytest.mark.parametrize("confidence", [math.nan, 2.0, -1.0])
+def test_an_answer_with_an_impossible_confidence_is_not_stored(confidence: float) -> None:
+    batch = pa.table({"id": ["a"], "completion": pa.array([None], pa.string()), "meta": pa.array([None], pa.string())})
+    with pytest.raises(UserError, match=r"the answers of model:own: .* not a possible value of `confidence`"):
+        with_answers(batch, ["card"], "model:own", 1, confidences=[confidence])

@@ -1,7 +1,9 @@
 """The queue gives each item to as many annotators as wanted, and decides it by their answers."""
 
+import math
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from queues import LABELS, Clock, Open, QueueFixtures, add_accounts, answer_all, gold_items, new_items
@@ -110,6 +112,20 @@ class QueueContract(QueueFixtures):
             q.add_batch("c", "chioce", new_items(1))
         assert [batch.name for batch in q.batches()] == ["b"]
         assert q.progress("b").answers == 0
+
+    @pytest.mark.parametrize("confidence", [math.nan, math.inf, 2.0, -1.0, 1.0001, "0.5", True])
+    def test_a_confidence_is_a_probability(self, queue: Open, confidence: Any) -> None:
+        q = queue()
+        suggestion = {"answer": "card", "confidence": confidence, "annotator": "model:champion"}
+        with pytest.raises(UserError, match=r"suggestion for record r0: .* is not a possible value of `confidence`"):
+            q.add_batch("b", "choice", [NewItem("r0", {"text": "x"}, suggestion=suggestion)], labels=LABELS)
+        for number, good in enumerate((None, 0, 0.5, 1.0)):
+            item = NewItem("r0", {"text": "x"}, suggestion={**suggestion, "confidence": good})
+            q.add_batch(f"b{number}", "choice", [item], labels=LABELS)
+            assert q.items(f"b{number}")[0].suggestion == {**suggestion, "confidence": good}
+        with pytest.raises(UserError, match="not a possible value of `confidence`"):
+            q.answer(1, "model:champion", "card", confidence=confidence)
+        assert q.progress("b0").answers == 0
 
     def test_answers_decide_an_item(self, queue: Open) -> None:
         for id, (overlap, answers, status, how) in enumerate(DECISIONS, 1):

@@ -10,6 +10,8 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from posttrain.label.queue_rows import check_confidence
+
 RecordReader = Callable[[Path, Mapping[str, str] | None], Iterable[pa.Table]]
 """Reads a file of records with its column mapping, as ``posttrain.data.reading.reader.read`` does."""
 
@@ -112,6 +114,7 @@ def with_answers(
     spent = seconds if seconds is not None else [None] * batch.num_rows
     provenances: list[dict[str, Any]] = [{"annotator": annotator, "round": round, "seconds": time} for time in spent]
     for provenance, confidence in zip(provenances, confidences or [], strict=False):
+        check_confidence(confidence, f"the answers of {annotator}")
         provenance["confidence"] = confidence
     meta = [
         _with_provenance(before, provenance)

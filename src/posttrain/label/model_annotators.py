@@ -15,6 +15,7 @@ from pydantic import Field
 from posttrain.label.annotator import AnnotationRequest, Annotator, with_answers
 from posttrain.models.reply_cache import Generate
 from posttrain.models.task import TaskConfig, record_turns
+from posttrain.store.errors import WorkError
 from posttrain.store.section import Section
 
 TeacherName = Literal["champion", "linear", "endpoint", "vote", "ensemble"]
@@ -49,11 +50,23 @@ class Predictions:
 
     Attributes:
         answers: [N]; None where the model gave no usable answer.
-        confidence: float64 [N], higher for answers that are more likely right; 0 without an answer.
+        confidence: float64 [N], 0 to 1, higher for answers that are more likely right; 0 without an answer, and NaN
+            where it is not known.
+
+    Raises:
+        WorkError: a confidence is not from 0 to 1.
     """
 
     answers: list[str | None]
     confidence: npt.NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        # Sums of probabilities are off by their rounding.
+        wrong = self.answered & (np.abs(self.confidence - 0.5) > 0.5 + 1e-6)
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise WorkError(f"the model's confidence in answer {row + 1} is {self.confidence[row]:g}, not from 0 to 1")
+        object.__setattr__(self, "confidence", np.clip(self.confidence, 0.0, 1.0))
 
     @classmethod
     def none(cls, count: int) -> Self:

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, RowMapping, delete, select
 from posttrain.label.answer_kinds import KINDS, Question
 from posttrain.label.queue_batches import COUNTS
 from posttrain.label.queue_leases import LeaseQueries, lease_of, shown_suggestion, task_of
-from posttrain.label.queue_rows import GivenAnswer, Receipt, Task
+from posttrain.label.queue_rows import GivenAnswer, Receipt, Task, check_confidence
 from posttrain.label.tokens import Conflict, NotFound
 from posttrain.store.errors import UserError
 from posttrain.store.label_tables import label_answers, label_batches, label_items, label_leases
@@ -268,5 +268,7 @@ def _check_value(name: str, value: Any) -> None:
     if name == "note" and value is not None:
         if len(value) > _LONGEST_NOTE or "\x00" in value:
             raise UserError(f"a note has at most {_LONGEST_NOTE:,} characters, and no NUL among them")
-    elif value is not None and not 0 <= value <= (1 if name == "confidence" else 1e6):
+    elif name == "confidence":
+        check_confidence(value)
+    elif value is not None and not 0 <= value <= 1e6:
         raise UserError(f"{value} is not a possible value of `{name}`")

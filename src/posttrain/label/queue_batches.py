@@ -10,7 +10,16 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, and_, func, select
 
 from posttrain.label.answer_kinds import KINDS, Question, answer_kind
 from posttrain.label.answers import ANSWERS, mark_deciding
-from posttrain.label.queue_rows import Batch, GivenAnswer, Item, NewItem, Progress, QueueConfig, hash_fraction
+from posttrain.label.queue_rows import (
+    Batch,
+    GivenAnswer,
+    Item,
+    NewItem,
+    Progress,
+    QueueConfig,
+    check_confidence,
+    hash_fraction,
+)
 from posttrain.label.tokens import Conflict, NotFound
 from posttrain.store.database import lock_table, utc_now
 from posttrain.store.errors import UserError
@@ -364,6 +373,8 @@ def given_answer(row: RowMapping) -> GivenAnswer:
 
 
 def _item_row(batch: str, item: NewItem, priority: float, wanted: int) -> dict[str, Any]:
+    if item.suggestion is not None:
+        check_confidence(item.suggestion.get("confidence"), f"the suggestion for record {item.record}")
     return {
         "batch": batch,
         "record": item.record,

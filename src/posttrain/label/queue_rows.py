@@ -4,12 +4,13 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from numbers import Real
 from typing import Any
 
 from pydantic import Field
 
 from posttrain.label.answer_kinds import Question
-from posttrain.store.errors import UserError
+from posttrain.store.errors import UserError, shorten
 from posttrain.store.section import Section
 
 
@@ -236,3 +237,14 @@ def is_drawn_evenly(rate: float, number: int, *parts: object) -> bool:
     return rate > 0 and any(
         number == int((each + hash_fraction("even", *parts, each)) / rate) for each in (block, block + 1)
     )
+
+
+def check_confidence(value: Any, where: str | None = None) -> None:
+    """Checks that a model's confidence is a probability, or None where it is not known.
+
+    Raises:
+        UserError: it is neither, such as NaN or 2.0.
+    """
+    if value is not None and (isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1):
+        what = f"{shorten(str(value))} is not a possible value of `confidence`"
+        raise UserError(what, where=where, fix="give 0 to 1, or nothing")

@@ -18,7 +18,7 @@ from posttrain.models.endpoint import Endpoint
 from posttrain.models.linear_head import LinearHead
 from posttrain.models.reply_cache import ReplyCache
 from posttrain.models.task import record_turns
-from posttrain.store.errors import DamagedArtifactError
+from posttrain.store.errors import DamagedArtifactError, WorkError
 from posttrain.store.paths import locate_path
 
 log = logging.getLogger("posttrain")
@@ -95,6 +95,12 @@ class ChampionTeacher(Teacher):
         rows = [row_of.get(id) for id in records["id"].to_pylist()]
         predicted, confidence = table["predicted"].to_pylist(), table["confidence"].to_pylist()
         answers = [None if row is None else predicted[row] for row in rows]
+        # A confidence that is not known is null; NaN comes from a model whose outputs are NaN.
+        if any(
+            row is not None and answer and confidence[row] != confidence[row]
+            for row, answer in zip(rows, answers, strict=True)
+        ):
+            raise WorkError("the champion's confidence in an answer is NaN: its weights give no probabilities")
         values = np.array([0.0 if row is None else confidence[row] for row in rows], np.float64)
         return Predictions(answers, values)
 

@@ -1,6 +1,7 @@
 """Suggest: has a model answer the batch before people do, and accepts what is surely right."""
 
 import logging
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -178,7 +179,8 @@ def with_suggestions(context: RoundContext, batch: pa.Table, request: Annotation
     if id is None:
         if request.suggestions is None:
             return request
-        return replace(request, confidences=ChampionTeacher(context).predict(batch).confidence.tolist())
+        confidences = ChampionTeacher(context).predict(batch).confidence.tolist()
+        return replace(request, confidences=[None if math.isnan(value) else value for value in confidences])
     table = parquet.read_table(context.path(id) / SUGGESTIONS).to_pydict()
     hidden = table["checked"]
     return replace(
