@@ -324,7 +324,8 @@ def _open_metadata(
         if not (content := describe_work(journal, artifacts)):
             if not create:
                 # Nothing is lost: it is the new database of a workspace that has not worked yet.
-                raise EmptyDatabaseError("the database is new", where=error.where, fix="posttrain run") from None
+                what = f"{error.what}, and nothing is stored here yet"
+                raise EmptyDatabaseError(what, where=error.where, fix="posttrain run") from None
             return Metadata(url, create=True, write=write, journal=journal)
         empty = error
     try:
