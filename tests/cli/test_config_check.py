@@ -156,4 +156,6 @@ def test_a_new_database_is_not_a_lost_one(root: Path, posttrain: Call, postgres_
     (root / "posttrain.yaml").write_text(yaml.safe_dump({**config, "store": {"database": postgres_url}}))
     Workspace.create(root).close()
     assert posttrain("config", "check", "-w", root).out.endswith("the config is right\n")
-    assert posttrain("status", "-w", root).mistake.endswith("the database is empty, and nothing is stored here yet; posttrain run")
+    assert posttrain("status", "-w", root).mistake.endswith(
+        "the database is empty, and nothing is stored here yet; posttrain run"
+    )
