@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import load_file, save_file
 
-from posttrain.models import sources
+from posttrain.models import gguf, sources
 from posttrain.models.generator import greedy_answers
 from posttrain.models.language_model import LanguageModel, load_language_model, save_language_model
 from posttrain.models.sources import fetch, fetch_once, locate
@@ -249,3 +249,13 @@ def test_a_missing_model_package_names_the_install_command(tmp_path: Path, monke
 def test_a_random_model_generates(tiny: LanguageModel) -> None:
     answers = greedy_answers(tiny, [[{"role": "user", "content": "x"}]], max_new_tokens=3)
     assert len(answers) == 1
+
+
+def test_a_conversion_shows_no_bar_of_another_library(capfd: pytest.CaptureFixture[str]) -> None:
+    from transformers import modeling_gguf_pytorch_utils
+
+    before = modeling_gguf_pytorch_utils.tqdm
+    with gguf._fast_reader():
+        assert list(modeling_gguf_pytorch_utils.tqdm([1, 2], desc="Converting")) == [1, 2]
+    assert modeling_gguf_pytorch_utils.tqdm is before
+    assert capfd.readouterr().err == ""

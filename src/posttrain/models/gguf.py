@@ -61,9 +61,13 @@ def convert_gguf(file: Path, folder: Path) -> None:
 
 @contextmanager
 def _fast_reader() -> Iterator[None]:
-    """Keeps what transformers would read several times, and the table of names that it would build for each module."""
+    """Keeps what transformers would read several times, and the table of names that it would build for each module.
+
+    Its progress bar is left out: one of a command's own stands on the same line.
+    """
     import gguf
     import numpy as np
+    from transformers import modeling_gguf_pytorch_utils
 
     class Reader(gguf.GGUFReader):
         """Slices a plain array: numpy runs Python code at each of the million slices of a memmap."""
@@ -76,12 +80,16 @@ def _fast_reader() -> Iterator[None]:
         def data(self, mapped: np.ndarray) -> None:
             self._data = mapped.view(np.ndarray)
 
-    functions: dict[str, Any] = {"GGUFReader": Reader, "get_tensor_name_map": gguf.get_tensor_name_map}
-    originals = {name: getattr(gguf, name) for name in functions}
-    for name, function in functions.items():
-        setattr(gguf, name, cache(function))
+    patches: list[tuple[Any, str, Any]] = [
+        (gguf, "GGUFReader", cache(Reader)),
+        (gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map)),
+        (modeling_gguf_pytorch_utils, "tqdm", lambda tensors, **options: tensors),
+    ]
+    originals = [getattr(module, name) for module, name, _ in patches]
+    for module, name, replacement in patches:
+        setattr(module, name, replacement)
     try:
         yield
     finally:
-        for name, function in originals.items():
-            setattr(gguf, name, function)
+        for (module, name, _), original in zip(patches, originals, strict=True):
+            setattr(module, name, original)
