@@ -49,11 +49,9 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeEndpoint]:
                 fault = fake.faults.pop(0) if fake.faults else None
                 fake.headers.append(dict(self.headers))
             time.sleep(fake.delay)
-            try:
-                self.reply(body, fault)
-            finally:
-                with fake.lock:
-                    fake.at_once -= 1
+            with fake.lock:
+                fake.at_once -= 1  # before the reply: the client's next request may come before this line otherwise
+            self.reply(body, fault)
 
         def reply(self, body: dict[str, Any], fault: Any) -> None:
             if self.path != "/v1/chat/completions":
