@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 # OpenMP's threads wait for each other in a loop after each small product. Beside other programs each wait lasts as long
 # as another program's turn: a training takes many times as long. So they sleep after a few turns of that loop, which
-# costs nothing that can be measured on a quiet machine (benchmarks/results/training.md). Read when torch is loaded.
+# costs a few percent at most on a quiet machine (benchmarks/results/training.md). OpenMP reads it when torch is loaded.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 

@@ -118,7 +118,7 @@ def test_a_command_in_the_wrong_folder_names_the_workspace_beside_it(
 @pytest.mark.parametrize(("verb", "help"), [("resume", "with the same --out"), ("chat", "transformers")])
 def test_verbs_of_other_tools_are_answered(posttrain: Any, verb: str, help: str) -> None:
     line = posttrain(verb, "x").mistake
-    assert line.startswith(f"there is no verb `{verb}`; ")
+    assert line.startswith(f"`{verb}` is not a verb; ")
     assert help in line
 
 

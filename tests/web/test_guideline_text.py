@@ -52,4 +52,5 @@ def test_versions_are_shown_with_their_context() -> None:
     ids=["equal", "nearly equal", "two lines", "between anchors", "reversed"],
 )
 def test_the_longest_texts_are_compared(old: str, new: str) -> None:
-    compare(old, new)
+    kinds = {line.kind for line in compare(old, new)}
+    assert bool(kinds & {"added", "removed"}) is (old != new)

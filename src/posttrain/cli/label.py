@@ -176,9 +176,9 @@ def _print_import(result: "ImportResult") -> None:
         parts = ", ".join(f"{name} ({count})" for name, count in result.left_out.most_common())
         print_line(f"left out, as they have no meaning here: {parts}")
         # Work of people: they may have forgotten a label.
-        for name, place in result.first_left_out.items():
+        for name, record in result.first_left_out.items():
             if name.startswith("annotations"):
-                print_line(f"  the first of {name}: {place}")
+                print_line(f"  the first of {name}: {record}")
     if result.uncertain:
         print_line(
             "warning: records with spans that mean other words where a tool counts UTF-16 code units, or CRLF once: "

@@ -55,7 +55,7 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the called verb's name, its imported command and the arguments after it."""
         if args and args[0] in self.elsewhere:
-            raise UserError(f"there is no verb `{args[0]}`", fix=self.elsewhere[args[0]])
+            raise UserError(f"`{args[0]}` is not a verb", fix=self.elsewhere[args[0]])
         # The base class reports unknown names with the nearest known one: the placeholders are enough for that.
         name, listed, rest = super().resolve_command(ctx, args)
         return name, self.load(listed.name) if listed and listed.name else listed, rest

@@ -32,8 +32,8 @@ def resampled_means(
     """
     # The mean of a resample depends only on how often each distinct value was drawn, and those counts are multinomial.
     # Distinct values are sorted, so that the order of the records does not change what the seed draws.
-    distinct, place = np.unique(values, return_inverse=True)
-    shares = np.bincount(place, weights) / weights.sum()
+    distinct, index = np.unique(values, return_inverse=True)
+    shares = np.bincount(index, weights) / weights.sum()
     generator = np.random.default_rng(seed)
     if len(distinct) <= _MAX_DISTINCT:
         return np.asarray(generator.multinomial(n, shares, size=resamples) @ distinct / n)

@@ -174,12 +174,12 @@ def fill_labels(text: str, source: str, labels: Mapping[str, str]) -> str:
     writer = csv.DictWriter(output, list(rows[0]))
     writer.writeheader()
     new = {identity: escape_cell(label) for identity, label in labels.items()}
-    mine = {row["id"].strip() for row in rows if not row.get("annotator", "").strip()}
+    own = {row["id"].strip() for row in rows if not row.get("annotator", "").strip()}
     for row in rows:
         identity, is_named = row["id"].strip(), bool(row.get("annotator", "").strip())
         writer.writerow(row if is_named else {**row, "label": new.get(identity, row["label"])})
-        if identity in new and identity not in mine:
-            mine.add(identity)
+        if identity in new and identity not in own:
+            own.add(identity)
             writer.writerow({**row, "label": new[identity], "annotator": ""})
     return output.getvalue()
 

@@ -115,9 +115,9 @@ def _read_spans(values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | N
         labels, start, end = value.get("labels"), value.get("start"), value.get("end")
         if not are_strings(labels) or type(start) is not int or type(end) is not int:
             return None
-        # The words are beside the positions, whose unit differs by the tool's version.
-        words = {"text": value["text"]} if isinstance(value.get("text"), str) else {}
-        spans += [{"start": start, "end": end, "label": label, **words} for label in labels or ()]
+        # The text is beside the positions, whose unit differs by the tool's version.
+        text = {"text": value["text"]} if isinstance(value.get("text"), str) else {}
+        spans += [{"start": start, "end": end, "label": label, **text} for label in labels or ()]
     return spans
 
 

@@ -136,9 +136,9 @@ def _read_item(item: PortableItem, unit: str, text: str | None = None) -> Portab
             start, end = (bisect_left(places, span[name]) for name in ("start", "end"))
             if any(at == len(places) or places[at] != span[name] for at, name in ((start, "start"), (end, "end"))):
                 raise ValueError
-            if (words := _words(span)) is not None and not _is_same(words, text[start:end]):
+            if (quoted := _quoted_text(span)) is not None and not _is_same(quoted, text[start:end]):
                 raise ValueError
-            result.append({**_without_words(span), "start": start, "end": end})
+            result.append({**_without_text(span), "start": start, "end": end})
         return result
 
     try:
@@ -153,13 +153,13 @@ def _misfit(item: PortableItem, unit: str, where: str) -> UserError:
     places = _places(text, unit)
     for spans in _span_lists(item):
         for span in spans:
-            start, end, words = span["start"], span["end"], _words(span)
-            place = f"the span from {start} to {end}"
+            start, end, quoted = span["start"], span["end"], _quoted_text(span)
+            subject = f"the span from {start} to {end}"
             if not 0 <= start <= end <= places[-1]:
-                return UserError(f"{place} is not within the {places[-1]} characters of the text", where=where)
+                return UserError(f"{subject} is not within the {places[-1]} characters of the text", where=where)
             there = text[bisect_left(places, start) : bisect_left(places, end)]
-            if words is not None and not _is_same(words, there):
-                what = f"{place} is `{shorten(words)}` in the file, and the text has `{shorten(there)}` there"
+            if quoted is not None and not _is_same(quoted, there):
+                what = f"{subject} is `{shorten(quoted)}` in the file, and the text has `{shorten(there)}` there"
                 return UserError(what, where=where, fix="correct the positions, or remove the words of the span")
     return UserError("a span begins or ends within a character", where=where, fix=f"--positions: {', '.join(UNITS)}")
 
@@ -196,17 +196,17 @@ def _are_spans(spans: Any) -> bool:
     )
 
 
-def _words(span: Mapping[str, Any]) -> str | None:
-    """Returns the words that a file gives for a span; None for none."""
-    words = span.get("text")
-    return words if isinstance(words, str) and words else None
+def _quoted_text(span: Mapping[str, Any]) -> str | None:
+    """Returns the text that a file gives for a span; None if it gives none."""
+    text = span.get("text")
+    return text if isinstance(text, str) and text else None
 
 
-def _without_words(span: Mapping[str, Any]) -> dict[str, Any]:
+def _without_text(span: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in span.items() if name != "text"}
 
 
-def _is_same(words: str, text: str) -> bool:
-    """Returns True if a file's words are these; Label Studio writes a line end as a backslash and an `n`."""
-    given = _LINE_END.sub("\n", words)
-    return _LINE_END.sub("\n", text) in (given, given.replace("\\n", "\n")) or re.sub("[\r\n]", r"\\n", text) == words
+def _is_same(quoted: str, text: str) -> bool:
+    """Returns True if a file quotes this text; Label Studio writes a line end as a backslash and an `n`."""
+    given = _LINE_END.sub("\n", quoted)
+    return _LINE_END.sub("\n", text) in (given, given.replace("\\n", "\n")) or re.sub("[\r\n]", r"\\n", text) == quoted
