@@ -5,12 +5,15 @@ import math
 import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from posttrain.store.errors import UserError, shorten
 from posttrain.store.paths import check_path
+
+DELIMITER_LINES = 8
+"""Lines of a file by which its delimiter is detected."""
 
 
 def read_text(path: Path, name: str) -> str:
@@ -57,6 +60,26 @@ def normalise_lines(text: str) -> str:
     """
     text = unicodedata.normalize("NFC", text.replace("\r\n", "\n").replace("\r", "\n")).rstrip().lstrip("\n")
     return text if "\n" in text else normalise_text(text)
+
+
+def detect_delimiter(lines: Sequence[str], usual: str = ",") -> str:
+    """Returns the delimiter by which the first lines of a file have equally many columns, the usual one if it can be.
+
+    Spreadsheets save with a semicolon or a tab in many locales, whatever the suffix. Where rows fit the header by none,
+    it is the one that the header has most of: its names could hardly hold one by chance.
+
+    Args:
+        lines: The first `DELIMITER_LINES` lines, or all of a shorter file.
+        usual: The delimiter of the file's format.
+    """
+    delimiters = (usual, *(other for other in ",;\t" if other != usual))
+    for delimiter in delimiters:
+        rows = [cells for _, cells in read_delimited(lines, delimiter)]
+        # The last row may span more lines than these.
+        whole = rows[:-1] if len(lines) == DELIMITER_LINES and len(rows) > 1 else rows
+        if rows and len(rows[0]) > 1 and all(isinstance(cells, list) for cells in whole):
+            return delimiter
+    return max(delimiters, key=lines[0].count) if lines else usual
 
 
 def read_delimited(

@@ -32,14 +32,9 @@ from posttrain.data.reading.rows import (
     not_utf8_problem,
 )
 from posttrain.store.errors import UserError, shorten
-from posttrain.store.text_files import read_delimited
+from posttrain.store.text_files import DELIMITER_LINES, detect_delimiter, read_delimited
 
 BATCH_ROWS = 1024
-
-_DELIMITERS = (",", ";", "\t")
-
-_DELIMITER_LINES = 8
-"""Lines of a file by which its delimiter is detected."""
 
 
 def read_rows(path: DataPath, name: str) -> Rows:
@@ -86,8 +81,9 @@ def delimited_rows(path: DataPath, name: str) -> Rows:
     """Yields the rows of a .csv or .tsv file with a header."""
     with open_file(path, name) as file:
         lines = read_lines(file, name)
-        start = list(islice(lines, _DELIMITER_LINES))
-        delimiter = _detect_delimiter(start, DELIMITERS[file_format(path)])
+        start = list(islice(lines, DELIMITER_LINES))
+        decoded = [line.decode("utf-8", errors="replace") for line in start]
+        delimiter = detect_delimiter(decoded, DELIMITERS[file_format(path)])
         text = _DecodedLines(chain(start, lines), name, delimiter)
         header: list[str] | None = None
         for line, cells in read_delimited(text, delimiter):
@@ -130,21 +126,6 @@ READERS: dict[str, Callable[[DataPath, str], Rows]] = {
     ".tsv": delimited_rows,
     ".parquet": parquet_rows,
 }
-
-
-def _detect_delimiter(start: Sequence[bytes], usual: str) -> str:
-    """Returns the delimiter by which the first lines of a file have equally many columns, the usual one if it can be.
-
-    Spreadsheets save with a semicolon or a tab in many locales, whatever the suffix.
-    """
-    lines = [line.decode("utf-8", errors="replace") for line in start]
-    for delimiter in (usual, *(other for other in _DELIMITERS if other != usual)):
-        rows = [cells for _, cells in read_delimited(lines, delimiter)]
-        # The last row may span more lines than these.
-        whole = rows[:-1] if len(lines) == _DELIMITER_LINES and len(rows) > 1 else rows
-        if rows and len(rows[0]) > 1 and all(isinstance(cells, list) for cells in whole):
-            return delimiter
-    return usual
 
 
 class _DecodedLines:

@@ -4,13 +4,13 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from posttrain.store.errors import UserError
 from posttrain.store.paths import check_path
-from posttrain.store.text_files import read_delimited, reject_constant, unique_pairs
+from posttrain.store.text_files import DELIMITER_LINES, detect_delimiter, read_delimited, reject_constant, unique_pairs
 
 MAX_DEPTH = 100
 
@@ -19,7 +19,6 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 # An escape of NUL or of half a surrogate pair; most records have none, and need no look at each of their texts.
 _SUSPICIOUS = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
 _DECODER = json.JSONDecoder(object_pairs_hook=unique_pairs, parse_constant=reject_constant)
-_DELIMITERS = ",;\t"
 _FORMULA = ("=", "+", "-", "@")
 
 
@@ -75,12 +74,11 @@ def csv_rows(
         UserError: there is no line, a needed column is missing, or a row does not fit the header.
     """
     lines = iter(lines)
-    if not (first := next(lines, "")):
+    if not (start := list(islice(lines, DELIMITER_LINES))):
         raise UserError("the file is empty", where=name, fix=fix)
-    # Spreadsheets save with a semicolon or a tab in many locales; the header has no text that could hold one by chance.
-    delimiter = max(_DELIMITERS, key=first.count)
+    delimiter = detect_delimiter(start)
     header: list[str] | None = None
-    for line, cells in read_delimited(chain([first], lines), delimiter, blank=False):
+    for line, cells in read_delimited(chain(start, lines), delimiter, blank=False):
         where = f"{name}:{line}"
         if isinstance(cells, str):
             raise UserError(cells, where=where)
