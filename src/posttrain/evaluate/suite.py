@@ -18,6 +18,7 @@ from posttrain.evaluate.config import SuiteConfig
 from posttrain.evaluate.scorers import SCORERS, Scorer, ScorerOutput, scorer_name
 from posttrain.evaluate.scorers.base import Examples, GivenAnswers, read_examples, sample_records
 from posttrain.models.calibration import expected_calibration_error
+from posttrain.models.chat import naming_records
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.text_files import normalise_text
@@ -103,10 +104,11 @@ def run_suite(
     # Before the model answers anything: the error names the record at once, not after minutes of generation.
     if not scorer.plain_text:
         examples.check_prompts(where)
-    if isinstance(lm, Ensemble) and not lm.task.label_set:
-        scored = _score_texts(lm, scorer, examples, suite, where)
-    else:
-        scored = scorer.score(lm, examples, suite, where)  # type: ignore[arg-type]  # `ensembles` was checked
+    with naming_records(examples.prompts, examples.locations.__getitem__):
+        if isinstance(lm, Ensemble) and not lm.task.label_set:
+            scored = _score_texts(lm, scorer, examples, suite, where)
+        else:
+            scored = scorer.score(lm, examples, suite, where)  # type: ignore[arg-type]  # `ensembles` was checked
     counts: dict[str, float] = {
         "records": len(examples),
         "offered": records.num_rows,

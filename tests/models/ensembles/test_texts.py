@@ -245,6 +245,7 @@ def test_a_cascade_of_real_models_keeps_what_the_small_one_is_sure_of(
 
 def test_the_default_score_compares_normalised_texts() -> None:
     assert texts_module.exact_match(["a  b", "c"])([Answer("a b"), Answer("d")]) == [1.0, 0.0]
+    assert texts_module.exact_match(["if x:\n  y"] * 2)([Answer("if x:\n  y\n"), Answer("if x:\ny")]) == [1.0, 0.0]
 
 
 def votes(patch: pytest.MonkeyPatch, weights: list[float], *texts: Sequence[str]) -> list[str]:

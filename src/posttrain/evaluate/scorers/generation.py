@@ -12,7 +12,7 @@ from posttrain.evaluate.config import SuiteConfig
 from posttrain.evaluate.scorers.base import Examples, Scorer, ScorerOutput, from_generations, write_answers
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.extensions import load_function
-from posttrain.store.text_files import normalise_text
+from posttrain.store.text_files import normalise_lines, normalise_text
 
 if TYPE_CHECKING:
     from posttrain.models.ensembles.ensemble import Ensemble
@@ -24,12 +24,16 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def score_exact_match(lm: LanguageModel | Ensemble, examples: Examples, suite: SuiteConfig, where: str) -> ScorerOutput:
-    """Scores an equal answer 1, any other 0. Invalid: cut off, or outside the label set where there is one."""
+    """Scores an equal answer 1, any other 0. Invalid: cut off, or outside the label set where there is one.
+
+    Whitespace counts in answers of several lines, such as programs, but not in labels.
+    """
     expected = examples.answers(where)
     answers = write_answers(lm, examples.prompts)
-    allowed = {normalise_text(label) for label in lm.task.label_set}
-    written = [normalise_text(answer.text) for answer in answers]
-    right = [float(text == normalise_text(answer)) for text, answer in zip(written, expected, strict=True)]
+    normalise = normalise_text if lm.task.label_set else normalise_lines
+    allowed = {normalise(label) for label in lm.task.label_set}
+    written = [normalise(answer.text) for answer in answers]
+    right = [float(text == normalise(answer)) for text, answer in zip(written, expected, strict=True)]
     valid = [
         answer.finished and (not allowed or text in allowed) for answer, text in zip(answers, written, strict=True)
     ]
@@ -65,7 +69,7 @@ def score_regex(lm: LanguageModel | Ensemble, examples: Examples, suite: SuiteCo
     picked = [_last_group(pattern, answer.text) for answer in answers]
     references = [_last_group(pattern, answer) or answer for answer in expected]
     correct = [
-        extracted is not None and normalise_text(extracted) == normalise_text(want)
+        extracted is not None and normalise_lines(extracted) == normalise_lines(want)
         for extracted, want in zip(picked, references, strict=True)
     ]
     return from_generations(answers, correct, [extracted is not None for extracted in picked])

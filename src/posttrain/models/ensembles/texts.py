@@ -18,7 +18,7 @@ from posttrain.models.ensembles.mixture_gate import MixtureGate
 from posttrain.models.generator import Answer
 from posttrain.models.task import Turns
 from posttrain.store.errors import UserError
-from posttrain.store.text_files import normalise_text
+from posttrain.store.text_files import normalise_lines
 
 Floats = npt.NDArray[np.float64]
 
@@ -65,7 +65,7 @@ def embed_prompts(embedder: str, prompts: Sequence[Turns]) -> PromptFeatures:
 
 
 def answer_by_vote(members: Sequence[Member], weights: Sequence[float], prompts: Sequence[Turns]) -> EnsembleTexts:
-    """Answers by the text with the most votes, compared as normalised texts; of equal ones the first model's.
+    """Answers by the text with the most votes, compared as by `normalise_lines`; of equal ones the first model's.
 
     Args:
         members: M models.
@@ -73,7 +73,7 @@ def answer_by_vote(members: Sequence[Member], weights: Sequence[float], prompts:
         prompts: N conversations.
     """
     texts = MemberTexts.of_all(members, prompts)
-    written = [[normalise_text(answer.text) for answer in own] for own in texts.complete()]
+    written = [[normalise_lines(answer.text) for answer in own] for own in texts.complete()]
     winners = []
     for proposed in zip(*written, strict=True):
         # Rounded, so that weights of 0.1 and 0.2 are as many votes as one of 0.3.
@@ -141,10 +141,10 @@ def answer_by_gate(
 
 
 def exact_match(answers: Sequence[str]) -> AnswerScore:
-    """Returns the score that is 1 for an answer equal to the expected one, white space aside, and else 0."""
-    expected = [normalise_text(answer) for answer in answers]
+    """Returns the score that is 1 for an answer equal to the expected one as by `normalise_lines`, and else 0."""
+    expected = [normalise_lines(answer) for answer in answers]
     return lambda written: [
-        float(normalise_text(answer.text) == right) for answer, right in zip(written, expected, strict=True)
+        float(normalise_lines(answer.text) == right) for answer, right in zip(written, expected, strict=True)
     ]
 
 
