@@ -22,6 +22,9 @@ from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.likelihood import label_scores
 from posttrain.models.task import TaskConfig
 from posttrain.models.tiny import write_tiny_model
+from posttrain.select.scores.context import ScoringContext
+from posttrain.select.scores.passes import ScoringModel
+from posttrain.select.scores.table import score_pool
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.extensions import add_module_folder, load_function
 
@@ -124,6 +127,34 @@ def test_exact_match_of_free_text(writer: LanguageModel, answers: Answers) -> No
     assert result.scorer == "exact_match"
     assert result.metrics == {"accuracy": 0.5, "invalid_rate": 0.0}
     assert result.per_class == []
+
+
+@pytest.mark.parametrize(
+    ("suite", "fence"),
+    [(SuiteConfig(), "{}"), (SuiteConfig(scorer="regex", pattern=r"(?s)```\n(.*)```"), "```\n{}\n```")],
+)
+def test_whitespace_counts_in_programs(writer: LanguageModel, answers: Answers, suite: SuiteConfig, fence: str) -> None:
+    inside, outside = ("for x in xs:\n    f(x)\n" + indent + "return x" for indent in ("    ", ""))
+    answers([(fence.format(text), True) for text in (inside, inside + "\n", inside.replace("\n", "\r\n"), outside)])
+    result = run_suite(writer, records([fence.format(inside)] * 4), suite, "test")
+    assert result.predictions["score"].to_pylist() == [1, 1, 1, 0]
+
+
+def test_a_prompt_that_the_template_refuses_is_named(folder: Path) -> None:
+    lm = load_language_model(folder, TaskConfig(labels=LABELS, max_new_tokens=3), dtype="float32")
+    lm.tokenizer.chat_template = lm.tokenizer.chat_template.replace(
+        "{% for message in messages %}",
+        "{% for message in messages %}{% if message['role'] == 'system' %}{{ raise_exception('none') }}{% endif %}",
+    )
+    table = records(["refund"] * 3)
+    turns = [*table["prompt"].to_pylist()[:2], [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]]
+    table = table.set_column(1, "prompt", pa.array(turns, table.schema.field("prompt").type))
+    for suite in (SuiteConfig(), SuiteConfig(scorer="exact_match")):
+        with pytest.raises(UserError, match=r"^test.csv:4: .*chat template"):
+            run_suite(lm, table, suite, "test")
+    scoring = ScoringContext(ScoringModel.from_language_model(lm), LABELS)
+    with pytest.raises(UserError, match=r"^test.csv:4: .*chat template"):
+        score_pool(scoring, table, 3, 0)
 
 
 def test_regex_without_a_group_needs_no_expected_answer(writer: LanguageModel, answers: Answers) -> None:

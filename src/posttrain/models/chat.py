@@ -7,6 +7,8 @@ generates from its end. Training on anything else would train other tokens than 
 
 import json
 import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,7 +21,39 @@ _OPENED_THOUGHT = re.compile(r"<(think|thinking|thought|reasoning)>\s*\Z")
 
 
 class RefusedTurns(UserError):
-    """The template refuses a conversation, or does not show the model all of it."""
+    """The template refuses a conversation, or does not show the model all of it.
+
+    Attributes:
+        prompt: the prompt of the record, where `LanguageModel` renders it.
+    """
+
+    prompt: Turns | None = None
+
+
+@contextmanager
+def naming_records(prompts: Sequence[Turns], where: Callable[[int], str]) -> Iterator[None]:
+    """Names the record whose prompt the chat template refuses.
+
+    Args:
+        prompts: of N records, as `LanguageModel` renders them.
+        where: returns the place of record 0 to N - 1, such as ``pool.jsonl:12``.
+    """
+    try:
+        yield
+    except RefusedTurns as error:
+        if error.prompt not in prompts:
+            raise
+        raise UserError(error.what, where=where(prompts.index(error.prompt)), fix=error.fix) from None
+
+
+@contextmanager
+def keeping_prompt(prompt: Turns) -> Iterator[None]:
+    """Notes the record's prompt in a refusal."""
+    try:
+        yield
+    except RefusedTurns as error:
+        error.prompt = prompt
+        raise
 
 
 @dataclass(frozen=True)

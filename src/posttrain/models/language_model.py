@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posttrain.models.chat import ChatTemplate, TokenizedExample
+from posttrain.models.chat import ChatTemplate, TokenizedExample, keeping_prompt
 from posttrain.models.loading import check_loadable, load_tokenizer, load_weights, not_finite
 from posttrain.models.sources import check_model_folder
 from posttrain.models.task import TaskConfig, Turns
@@ -49,7 +49,8 @@ class LanguageModel:
 
     def prompt_ids(self, prompt: Turns) -> list[int]:
         """Token ids of a record's prompt as the model is shown it."""
-        return self.chat.prompt_ids(self.task.turns(prompt))
+        with keeping_prompt(prompt):
+            return self.chat.prompt_ids(self.task.turns(prompt))
 
     def answer_ids(self, answer: str) -> list[int]:
         """Token ids of an answer with its stop token."""
@@ -57,7 +58,8 @@ class LanguageModel:
 
     def encode(self, prompt: Turns, answer: str) -> TokenizedExample:
         """A training example: prompt and answer with the mask of supervised tokens."""
-        return self.chat.encode(self.task.turns(prompt), answer)
+        with keeping_prompt(prompt):
+            return self.chat.encode(self.task.turns(prompt), answer)
 
     @property
     def device(self) -> torch.device:

@@ -37,6 +37,7 @@ DAMAGED: list[dict[str, Any]] = [
     {"answers": [{"annotator": "a", "answer": "a"}, {"annotator": "a", "answer": "a"}]},
     *({"queue": {"reason": 1}}, {"queue": {"priority": "high"}}, {"queue": {"checked": 1}}),
     {"label": None, "answers": [{"annotator": "a", "answer": "a"}], "queue": {"status": "x"}},
+    {"answers": [{"annotator": "a", "answer": "a", "confidence": 95}]},
     *({"suggestion": {"model": 1}}, {"meta": 1}, {"candidates": "x"}, {"answer": 1}),
 ]
 
@@ -55,6 +56,11 @@ MISTAKES = [
     ("f.json", '[{"data": {"text": NaN}}]', "f.json, record 1: broken JSON: `NaN` is not JSON"),
     ("f.json", '[{"data": {"text": "a", "text": "b"}}]', "the key `text` occurs twice in one object"),
     ("f.json", "[" * 5000, "f.json, record 1: nested too deeply"),
+    (
+        "f.json",
+        tasks(task(predictions=[{"score": 93, "result": task()["annotations"][0]["result"]}])),
+        "f.json, record 2: 93.0 is not a possible value of `confidence`; give 0 to 1",
+    ),
     ("f.json", json.dumps([task(annotations=[], predictions=[])]), "no answers to see their kind from; --kind: choice"),
     *(("f.jsonl", json.dumps({"text": "x", "label": "a", "annotator": "b"} | each), "f.jsonl:1: ") for each in DAMAGED),
     ("f.jsonl", '{"text": "a", "label": ["x"]}\n{"label": []}', "f.jsonl:2: no text in `the record`"),

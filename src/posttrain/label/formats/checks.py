@@ -7,6 +7,7 @@ from typing import Any
 
 from posttrain.label.answer_kinds import KINDS, Question
 from posttrain.label.formats.items import PortableAnswer, PortableItem, Shape
+from posttrain.label.queue_rows import check_confidence
 from posttrain.store.errors import UserError, shorten
 from posttrain.store.hashing import digest
 from posttrain.store.rows import ANSWER_STATUSES, ITEM_STATUSES
@@ -35,8 +36,11 @@ def checked_item(item: PortableItem, shape: Shape, where: str) -> PortableItem:
             for each in item.answers
         )
         expected = None if item.expected is None else kind.check(item.expected, question)
+        for each in item.answers:
+            check_confidence(each.details.get("confidence"))
         if item.suggestion is not None:
             kind.check(item.suggestion["answer"], question)
+            check_confidence(item.suggestion.get("confidence"))
     except UserError as error:
         raise UserError(error.what, where=where, fix=error.fix) from None
     # Equal inputs have equal ids, so that the same file imported again finds its items.
@@ -102,7 +106,6 @@ def _is_answer(answer: PortableAnswer) -> bool:
         isinstance(answer.annotator, str)
         and isinstance(details.get("note", ""), str)
         and _is_number(details.get("seconds", 0))
-        and _is_number(details.get("confidence", 0))
         and type(details.get("guideline", 0)) is int
         and isinstance(details.get("suggestion", {}), Mapping)
     )

@@ -13,7 +13,9 @@ from posttrain.loop.context import RoundContext, model_key
 from posttrain.loop.score_files import chosen_records
 from posttrain.loop.stage import Stage
 from posttrain.loop.state import RoundState
+from posttrain.models.chat import naming_records
 from posttrain.models.task import Turns, record_turns
+from posttrain.select.scores.passes import record_place
 from posttrain.store.errors import DamagedArtifactError
 from posttrain.store.message import Message
 
@@ -85,7 +87,8 @@ class Answer(Stage):
         """Writes the answers."""
         batch, _ = chosen_records(context, context.artifact(self.selection), context.artifact(self.pool))
         prompts = [record_turns(record) for record in batch.select(["prompt", "text"]).to_pylist()]
-        pairs = sample_pairs(context, self.champion, prompts)
+        with naming_records(prompts, lambda row: record_place(batch, row)):
+            pairs = sample_pairs(context, self.champion, prompts)
         rows = [(id, *pair) for id, pair in zip(batch["id"].to_pylist(), pairs, strict=True) if pair is not None]
         columns = list(zip(*rows, strict=True)) if rows else [(), (), ()]
         table = pa.table([pa.array(column, pa.string()) for column in columns], ["id", "a", "b"])

@@ -227,13 +227,18 @@ def prompts_of(pool: pa.Table) -> list[Turns]:
     Raises:
         UserError: a record has neither a prompt nor a text.
     """
-    prompts: list[Turns] = []
-    for row in pool.select(["id", "prompt", "text"]).to_pylist():
-        prompt = record_turns(row)
-        if not prompt:
-            raise UserError("has neither a prompt nor a text", where=f"pool record {row['id']}")
-        prompts.append(prompt)
+    prompts = [record_turns(row) for row in pool.select(["prompt", "text"]).to_pylist()]
+    if [] in prompts:
+        raise UserError("has neither a prompt nor a text", where=record_place(pool, prompts.index([])))
     return prompts
+
+
+def record_place(pool: pa.Table, row: int) -> str:
+    """Returns the file and the line of a row's record, or its id where it came from no file."""
+    record = pool.slice(row, 1).to_pylist()[0]
+    if record.get("source") and record.get("line"):
+        return f"{record['source']}:{record['line']}"
+    return f"pool record {record['id']}"
 
 
 def to_list_column(rows: npt.NDArray[Any]) -> pa.FixedSizeListArray:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from posttrain.models.calibration import at_temperature
+from posttrain.models.chat import naming_records
 from posttrain.models.task import Turns
 from posttrain.select.pool_sample import sample_pool, with_sample_sizes
 from posttrain.select.scores import uncertainty
@@ -17,7 +18,14 @@ from posttrain.select.scores.answers import answer_group, surprisal
 from posttrain.select.scores.calibration import answer_confidence
 from posttrain.select.scores.context import ScoringBatch, ScoringContext
 from posttrain.select.scores.labels import embedding_group, label_group, sentence_group
-from posttrain.select.scores.passes import ScoringInput, ScoringModel, prompts_of, to_list_column, to_matrix
+from posttrain.select.scores.passes import (
+    ScoringInput,
+    ScoringModel,
+    prompts_of,
+    record_place,
+    to_list_column,
+    to_matrix,
+)
 from posttrain.select.scores.registry import BASE_MEASURES, SCORES
 
 if TYPE_CHECKING:
@@ -90,9 +98,10 @@ def score_records(scoring: ScoringContext, records: pa.Table, names: Sequence[st
     """
     prompts, names = prompts_of(records), _pool_scores(names)
     measure = _measure_labels if scoring.labels else _measure_answers
-    columns, embeddings = measure(scoring, prompts)
-    batch = ScoringBatch(scoring, prompts, columns["predicted"].to_pylist())
-    columns |= {name: np.asarray(SCORES[name].compute(batch), np.float64) for name in names}
+    with naming_records(prompts, lambda row: record_place(records, row)):
+        columns, embeddings = measure(scoring, prompts)
+        batch = ScoringBatch(scoring, prompts, columns["predicted"].to_pylist())
+        columns |= {name: np.asarray(SCORES[name].compute(batch), np.float64) for name in names}
     return _score_table(records, columns, embeddings, scoring, names)
 
 
@@ -121,10 +130,12 @@ def score_labelled(scoring: ScoringContext, records: pa.Table, names: Sequence[s
     """
     has_answer = pa.array([answer is not None for answer in records["completion"].to_pylist()], pa.bool_())
     labelled = records.filter(has_answer)
-    batch = ScoringBatch(scoring, prompts_of(labelled), labelled["completion"].to_pylist())
+    prompts = prompts_of(labelled)
+    batch = ScoringBatch(scoring, prompts, labelled["completion"].to_pylist())
     # In the registry's order, whatever the config's: the artifact's id follows from the order of its columns.
     ordered = [name for name in SCORES if name in names]
-    columns = {name: np.asarray(SCORES[name].compute(batch), np.float64) for name in ordered}
+    with naming_records(prompts, lambda row: record_place(labelled, row)):
+        columns = {name: np.asarray(SCORES[name].compute(batch), np.float64) for name in ordered}
     return pa.table({"id": labelled["id"], "input_id": labelled["input_id"], **columns})
 
 
