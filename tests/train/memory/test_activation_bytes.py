@@ -49,6 +49,17 @@ def test_a_wider_model_is_measured_by_a_narrower_one(
     assert activations(lm, config, packed) == pytest.approx(kept_bytes(lm, packed, config), rel=0.02)
 
 
+@pytest.mark.parametrize("width", [64, 1024])
+@pytest.mark.parametrize("rank", [1, 5, 64])
+def test_any_rank_of_an_adapter_follows_from_two(
+    rank: int, width: int, model: Model, row: Row, kept_bytes: KeptBytes
+) -> None:
+    config = TrainConfig.read({"precision": "bfloat16", "method": "lora", "lora": {"rank": rank}}, "train")
+    sizes = {"hidden_size": width, "intermediate_size": 2 * width, "num_attention_heads": 16, "num_key_value_heads": 4}
+    packed, lm = row(LENGTHS, 300), model("llama", config, 3, **sizes)
+    assert activations(lm, config, packed) == pytest.approx(kept_bytes(lm, packed, config), rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [

@@ -39,6 +39,8 @@ _SIZES = {
 
 _VOCABULARY = {"vocab_size": 64, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
 
+_RANKS = (8, 16)  # of the probe's adapter; the cost of any other follows, as activations grow linearly with the rank
+
 _MAX_TOKENS = 2048  # of the probe: longer sequences save no more a token, as their scores are computed again
 
 
@@ -69,18 +71,30 @@ def activation_cost(config: Any, train: TrainConfig, longest: int, device: str) 
     Raises:
         UserError: models of this family cannot be created from a config, or cannot be adapted.
     """
-    rank = max([train.lora.rank, *train.lora.ranks.values()])
-    # What the cost depends on alone, so that a process measures it once.
-    lora = train.lora.model_copy(update={"rank": rank, "ranks": {}, "supernet": {}, "gates": None})
     noise = train.noise.model_copy(update={"neftune": 0.0})
-    settings = {"precision": train.precision, "method": train.method, "lora": lora.model_dump(), "noise": noise}
     there = device if device == "cpu" or torch.cuda.is_available() else "cpu"
     kind: Any = type(config)
-    return _measure(config.to_json_string(), kind, TrainConfig(**settings).model_dump_json(), longest, there)
+
+    def measure(rank: int) -> ActivationCost:
+        # What the cost depends on alone, so that a process measures it once.
+        lora = train.lora.model_copy(update={"rank": rank, "ranks": {}, "supernet": {}, "gates": None})
+        settings = {"precision": train.precision, "method": train.method, "lora": lora.model_dump(), "noise": noise}
+        described = config.to_json_string(), TrainConfig(**settings).model_dump_json()
+        return _measure(kind, *described, longest, there)
+
+    low = measure(_RANKS[0])
+    rank = max([train.lora.rank, *train.lora.ranks.values()]) / _narrowed(config, 1)[1]
+    if train.method != "lora" or rank == _RANKS[0]:
+        return low
+    high = measure(_RANKS[1])
+    slope = (rank - _RANKS[0]) / (_RANKS[1] - _RANKS[0])
+    return ActivationCost(
+        low.layer + slope * (high.layer - low.layer), low.rest + slope * (high.rest - low.rest), low.stream
+    )
 
 
 @lru_cache(32)
-def _measure(config: str, kind: Any, settings: str, longest: int, device: str) -> ActivationCost:
+def _measure(kind: Any, config: str, settings: str, longest: int, device: str) -> ActivationCost:
     described, train = kind.from_dict(json.loads(config)), TrainConfig.model_validate_json(settings)
     tokens = max(2, min(longest, _MAX_TOKENS))
     (one, weights, stream), (two, more_weights, _) = (
@@ -101,7 +115,7 @@ def _saved_bytes(config: Any, layers: int, train: TrainConfig, tokens: int, devi
         family: Any = AutoModelForCausalLM
         model = family.from_config(narrow, dtype=DTYPES[train.dtype], trust_remote_code=False)
     if train.method == "lora":
-        model = attach_lora(model, train.lora.model_copy(update={"rank": -(-train.lora.rank // scale)}))
+        model = attach_lora(model, train.lora)
     lm = LanguageModel(model.to(device).train(), byte_tokenizer(), TaskConfig())
     own = {weight.untyped_storage().data_ptr() for weight in (*model.parameters(), *model.buffers())}
     saved: dict[int, torch.UntypedStorage] = {}  # by address; kept, so that none is used again
