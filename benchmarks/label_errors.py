@@ -30,7 +30,6 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import average_precision_score
 
-from posttrain.data.labels.confident_learning import find_label_issues, self_confidence
 from posttrain.data.labels.label_noise import audit_labels, fit_noise_channel
 from posttrain.models.linear_head import assign_folds, predict_out_of_fold
 
@@ -128,13 +127,7 @@ def run_methods(
     channel = fit_noise_channel(noisy_labels, probabilities)
     seconds = time.perf_counter() - start
     flagged_rows = np.flatnonzero(channel.correct < 0.5)
-    results["same predictions: ours, likelihood (default)"] = evaluate(is_wrong, flagged_rows, channel.correct, seconds)
-    for rule in ("noise rate", "class", "both", "confident"):
-        start = time.perf_counter()
-        flagged_rows = np.flatnonzero(find_label_issues(noisy_labels, probabilities, rule))  # type: ignore[arg-type]
-        seconds = time.perf_counter() - start
-        scores = self_confidence(noisy_labels, probabilities)
-        results[f"same predictions: ours, {rule}"] = evaluate(is_wrong, flagged_rows, scores, seconds)
+    results["same predictions: ours"] = evaluate(is_wrong, flagged_rows, channel.correct, seconds)
     with tempfile.TemporaryDirectory() as folder:
         for name, array in {"features": features, "labels": noisy_labels, "probabilities": probabilities}.items():
             np.save(Path(folder) / f"{name}.npy", array)
@@ -150,10 +143,10 @@ def run_methods(
         measures = evaluate(is_wrong, [], answer["rankings"][name], nan)
         results[f"same predictions: cleanlab, ranked by {name}"] = [nan, nan, nan, measures[3], nan]
     start = time.perf_counter()
-    audit = audit_labels(features, noisy_labels, texts)
+    channel = audit_labels(features, noisy_labels, texts)
     seconds = time.perf_counter() - start
-    flagged_rows = np.flatnonzero(audit.channel.correct < 0.5)
-    results["own predictions: ours"] = evaluate(is_wrong, flagged_rows, audit.channel.correct, seconds)
+    flagged_rows = np.flatnonzero(channel.correct < 0.5)
+    results["own predictions: ours"] = evaluate(is_wrong, flagged_rows, channel.correct, seconds)
     clean_learning = answer["own"]
     results["own predictions: cleanlab, CleanLearning"] = evaluate(
         is_wrong, clean_learning["flagged"], clean_learning["scores"], clean_learning["seconds"]

@@ -60,11 +60,6 @@ class TestLabelErrors(StepContract):
         suggestions = outcome.facts["suggested_label"].to_pylist()
         assert {line: name for line, name in enumerate(suggestions, 1) if name} == {3: "arrival", 20: "pin"}
 
-    @pytest.mark.parametrize("prune", ["noise rate", "class", "both", "confident"])
-    def test_every_pruning_rule_finds_the_planted_errors(self, table: pa.Table, prune: Any) -> None:
-        step = LabelErrors(features="ngrams", action="reject", prune=prune)
-        assert {3, 20} <= set(lines(apply_step(step, table).rejected))
-
     def test_any_embedder_can_be_used(self, table: pa.Table, monkeypatch: pytest.MonkeyPatch) -> None:
         class StubEmbedder:
             def embed(self, texts: Sequence[str]) -> np.ndarray:

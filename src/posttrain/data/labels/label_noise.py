@@ -3,7 +3,9 @@
 The labels are modelled as the output of a channel: the true class y of a record with features x has the probability
 q(y | x), and comes out as label s with the probability T[y, s] (Angluin and Laird 1988; as a correction of predictions
 by Patrini et al. 2017, arXiv:1609.03683). The channel is fitted by expectation maximisation (Dawid and Skene 1979),
-with q a temperature-scaled prediction (Guo et al. 2017, arXiv:1706.04599). It starts at the confident joint.
+with q a temperature-scaled prediction (Guo et al. 2017, arXiv:1706.04599). It starts at the confident joint of
+Northcutt, Jiang and Chuang, "Confident learning: estimating uncertainty in dataset labels" (JAIR 2021,
+arXiv:1911.00068).
 
 Pruning by the confident joint alone is worse: its thresholds are means over noisy labels, so that a prediction of
 middling confidence may count as an error however likely the label was, and its counts do not say which records are
@@ -16,8 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.data.labels.confident_learning import Floats, Labels, confident_joint
 from posttrain.models.linear_head import assign_folds, predict_out_of_fold
+
+Labels = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 _MAX_EM_ITERATIONS = 50
 
@@ -44,6 +48,23 @@ class NoiseChannel(NamedTuple):
     transition: Floats
     correct: Floats
     likely: Labels
+
+
+def confident_joint(labels: Labels, probabilities: Floats) -> Labels:
+    """Counts the records labelled s that are confidently of class y, int64 [K, K] by (s, y) (equation 1 of the paper).
+
+    The threshold of a class is the mean probability of that class among the records with its label (equation 2). A
+    record counts for the most likely class whose threshold it reaches, and not at all if it reaches none.
+    """
+    classes = probabilities.shape[1]
+    counts = np.bincount(labels, minlength=classes)
+    sums = np.bincount(labels, probabilities[np.arange(len(labels)), labels], minlength=classes)
+    # No prediction is confident for a class without records: infinity is never reached.
+    thresholds = np.where(counts > 0, sums / np.maximum(counts, 1), np.inf)
+    reached = np.where(probabilities >= thresholds, probabilities, -1.0)
+    counted = reached.max(axis=1, initial=-1.0) >= 0
+    pairs = np.bincount(labels[counted] * classes + reached.argmax(axis=1)[counted], minlength=classes * classes)
+    return pairs.reshape(classes, classes).astype(np.int64)
 
 
 def fit_noise_channel(labels: Labels, probabilities: Floats) -> NoiseChannel:
@@ -104,25 +125,13 @@ def _scaled_softmax(logits: Floats, temperature: float) -> Floats:
     return scaled
 
 
-class LabelAudit(NamedTuple):
-    """Out-of-fold predictions, and the noise channel that explains the labels by them.
-
-    Attributes:
-        probabilities: float64 [N, K], out of fold.
-        channel: fitted to them.
-    """
-
-    probabilities: Floats
-    channel: NoiseChannel
-
-
 def audit_labels(
     features: npt.NDArray[Any], labels: Labels, inputs: Sequence[str], count: int = 5, rounds: int = 2, seed: int = 0
-) -> LabelAudit:
-    """Predicts out of fold, fit the channel, and predict again with each record weighed by how likely it is right.
+) -> NoiseChannel:
+    """Predicts out of fold, fits the channel, and predicts again with records weighed by how likely they are right.
 
-    The weights reduce the influence of wrong labels on the next models. The predictions are the mean over the rounds.
-    No model learns from the record that it predicts; its label enters only through the weights of other records.
+    The weights reduce the influence of wrong labels on the next models. The channel is fitted to the mean over the
+    rounds. No model learns from the record that it predicts; its label enters only through other records' weights.
 
     Args:
         features: [N, D], of about unit length.
@@ -138,4 +147,4 @@ def audit_labels(
         # Weighed, not removed: a class whose labels all seem wrong would be left without a record.
         total = total + predict_out_of_fold(features, labels, fold, np.maximum(channel.correct, _MIN_WEIGHT), models)
         channel = fit_noise_channel(labels, total / number)
-    return LabelAudit(total / rounds, channel)
+    return channel

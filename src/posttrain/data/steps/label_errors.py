@@ -11,8 +11,7 @@ import pyarrow.compute
 from pydantic import Field
 
 from posttrain.data.arrays import Indices
-from posttrain.data.labels.confident_learning import PruneRule, find_label_issues
-from posttrain.data.labels.label_noise import LabelAudit, audit_labels
+from posttrain.data.labels.label_noise import audit_labels
 from posttrain.data.quality.features import embed_texts
 from posttrain.data.records.outcome import Rejection
 from posttrain.data.records.record import input_texts
@@ -33,9 +32,9 @@ class LabelErrors(GlobalStep):
 
     Confident learning (Northcutt et al. 2021, arXiv:1911.00068): classifiers predict the label of every record that
     they have not learned from. A model of label noise is fitted to predictions and labels
-    (`posttrain.data.labels.label_noise`), and a label is an error if it is more likely wrong than right; or one of
-    the paper's own rules decides. Labels with fewer different inputs than folds are not judged, neither are records
-    without an answer and preference pairs.
+    (`posttrain.data.labels.label_noise`), and a label is an error if it is more likely wrong than right.
+    Labels with fewer different inputs than folds are not judged, neither are records without an answer and preference
+    pairs.
 
     Facts: ``label_quality``, the probability that the label is right, and of errors ``suggested_label``.
     """
@@ -49,10 +48,6 @@ class LabelErrors(GlobalStep):
         "embedding", description="Features of the inputs: a sentence embedding, or n-grams, which need no model."
     )
     embedder: str = Field("minilm", description="Model for `features: embedding`: minilm, a folder or a Hub id.")
-    prune: Literal["likelihood"] | PruneRule = Field(
-        "likelihood",
-        description="Definition of an error: more likely wrong than right, or a rule of confident learning.",
-    )
 
     def check(self) -> None:
         if self.features == "embedding":
@@ -86,10 +81,11 @@ class LabelErrors(GlobalStep):
         rejections = {}
         if len(names) > 1:
             inputs = sketches["input_id"].take(pa.array(rows)).to_pylist()
-            label_audit = audit_labels(self._features(corpus, rows), labels, inputs, _FOLDS, _ROUNDS)
-            quality[rows] = label_audit.channel.correct
-            for at, other in self._errors(labels, label_audit):
-                row = int(rows[at])
+            channel = audit_labels(self._features(corpus, rows), labels, inputs, _FOLDS, _ROUNDS)
+            quality[rows] = channel.correct
+            # Another class may be likelier than the label, and the label still more likely right than wrong.
+            for at in np.flatnonzero((channel.likely != labels) & (channel.correct < 0.5)).tolist():
+                row, other = int(rows[at]), int(channel.likely[at])
                 suggested[row] = names[other]
                 detail = f"likely `{names[other]}`, labelled `{names[labels[at]]}`"
                 rejections[row] = Rejection("label error", detail, float(quality[row]))
@@ -129,21 +125,6 @@ class LabelErrors(GlobalStep):
 
         # Counted table by table on the workers: only the analysis of all rows together needs one process.
         return lsa_features(vstack([counted for _, counted in corpus.map_tables(_count_table)]).tocsr()[rows])
-
-    def _errors(self, labels: Indices, label_audit: LabelAudit) -> list[tuple[int, int]]:
-        """Returns the label errors, and the more likely label of each."""
-        if self.prune == "likelihood":
-            wrong = label_audit.channel.likely != labels
-            # Another class may be likelier than the label, and the label still more likely right than wrong.
-            wrong &= label_audit.channel.correct < 0.5
-        else:
-            wrong = find_label_issues(labels, label_audit.probabilities, self.prune)
-        others = label_audit.probabilities.copy()
-        # Below every probability, so that the label itself is never suggested.
-        others[np.arange(len(labels)), labels] = -1
-        better = np.where(label_audit.channel.likely != labels, label_audit.channel.likely, others.argmax(axis=1))
-        at = np.flatnonzero(wrong)
-        return list(zip(at.tolist(), better[at].tolist(), strict=True))
 
 
 def _embed_table(table: pa.Table, name: str) -> npt.NDArray[np.float32]:
