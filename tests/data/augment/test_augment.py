@@ -1,18 +1,14 @@
 """Variants follow their records, are marked, and depend only on the seed, the record and the method."""
 
 import json
-import sys
-import types
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
-from posttrain.data.augment.noise import Noise, count_words, write_counts
 from posttrain.data.augment.rewording import Templates
-from posttrain.data.augment.word_edits import Synonyms, Typos
+from posttrain.data.augment.word_edits import Noise, Synonyms, Typos
 from posttrain.data.steps.augment import Augment
 from posttrain.data.steps.step import DataStep
 from posttrain.store.errors import UserError
@@ -135,32 +131,6 @@ class TestSynonyms(AddsRows):
         (tmp_path / "two").write_text("a, c")
         assert Augment(methods=(Synonyms(file=tmp_path / "two"),)).key() != keys[0]
 
-    def test_wordnet_synonyms(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Only single words of a shared synset are synonyms; a stub stands in for the dictionary."""
-
-        class Synset:
-            def lemmas(self) -> list[str]:
-                return ["large", "big", "very large"]
-
-        class Wordnet:
-            def __init__(self, name: str) -> None:
-                assert name == "mini:1"
-
-            def synsets(self, word: str) -> list[Synset]:
-                return [Synset()] if word == "big" else []
-
-        module = types.ModuleType("wn")
-        module.Wordnet, module.Error = Wordnet, ValueError  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "wn", module)
-        step = Augment(methods=(Synonyms(wordnet="mini:1", rate=1.0),))
-        step.check()
-        assert inputs(step.apply(table_of("a Big house")).kept) == ["a Big house", "a Large house"]
-
-    def test_a_wordnet_without_its_package_raises(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "wn", None)
-        with pytest.raises(UserError, match="pip install wn"):
-            Augment(methods=(Synonyms(wordnet="oewn:2024"),)).check()
-
 
 class TestTemplates(AddsRows):
     @pytest.fixture
@@ -182,15 +152,8 @@ class TestTemplates(AddsRows):
 
 class TestNoise(AddsRows):
     @pytest.fixture
-    def step(self, tmp_path: Path) -> DataStep:
-        write_counts(count_words(["a b a c", "a b b"]), tmp_path / "counts.json")
-        return Augment(
-            methods=(
-                Noise(kind="back_off", counts=tmp_path / "counts.json", rate=0.9),
-                Noise(kind="unigram", counts=tmp_path / "counts.json", rate=0.9),
-                Noise(rate=0.5, blank="<blank>"),
-            )
-        )
+    def step(self) -> DataStep:
+        return Augment(methods=(Noise(rate=0.5, blank="<blank>"),))
 
     def test_words_are_blanked(self) -> None:
         step = Augment(methods=(Noise(rate=0.25, blank="_"),))
@@ -203,37 +166,3 @@ class TestNoise(AddsRows):
     def test_white_space_stays(self) -> None:
         step = Augment(methods=(Noise(rate=0.999, blank="_"),))
         assert inputs(step.apply(table_of("a\n\n b\tc")).kept)[1] == "_\n\n _\t_"
-
-    def test_replacement_probabilities_follow_the_paper(self, step: Augment) -> None:
-        """By hand: bigrams are a-b, b-a, a-c; a-b, b-b. N1+(a, .) = 2 of 3, N1+(b, .) = 2 of 2, c is never followed."""
-        back_off, unigram, _ = step.methods
-        assert isinstance(back_off, Noise)
-        assert isinstance(unigram, Noise)
-        words = ["a", "b", "c", "never seen"]
-        np.testing.assert_allclose(back_off.probability(words), [0.9 * 2 / 3, 0.9, 0.9, 0.9])
-        np.testing.assert_allclose(unigram.probability(words), [0.9] * 4)
-
-    def test_replacements_follow_the_distribution_of_the_paper(self, tmp_path: Path) -> None:
-        from posttrain.data.augment.noise import replacement_distribution
-
-        counts = count_words(["a b a c", "a b b"])
-        np.testing.assert_allclose(replacement_distribution(counts, "unigram"), [3 / 7, 3 / 7, 1 / 7])
-        np.testing.assert_allclose(replacement_distribution(counts, "back_off"), [1 / 4, 2 / 4, 1 / 4])
-        write_counts(counts, tmp_path / "c")
-        step = Augment(methods=(Noise(kind="back_off", counts=tmp_path / "c", rate=0.9),))
-        result = inputs(step.apply(table_of("x " * 8000)).kept)[1].split()
-        frequencies = np.array([result.count(word) for word in ("a", "b", "c")])
-        np.testing.assert_allclose(frequencies / frequencies.sum(), [0.25, 0.5, 0.25], atol=0.02)
-        assert abs(frequencies.sum() / 8000 - 0.9) < 0.02
-
-    @pytest.mark.parametrize(
-        "text", ["", "[]", '{"words": []}', '{"words": [["a", 1]]}', '{"words": [["a", 0, 0, 0, 0]]}']
-    )
-    def test_an_invalid_file_of_counts_raises(self, tmp_path: Path, text: str) -> None:
-        (tmp_path / "c").write_text(text)
-        with pytest.raises(UserError, match="holds no counts"):
-            Augment(methods=(Noise(kind="unigram", counts=tmp_path / "c"),)).check()
-
-    def test_kinds_that_need_counts_require_them(self) -> None:
-        with pytest.raises(UserError, match="need `counts`"):
-            Augment.read({"methods": [{"method": "noise", "kind": "unigram"}]}, "config")

@@ -1,6 +1,7 @@
-"""Edits single words: typing mistakes and synonyms.
+"""Edits single words: typing mistakes, synonyms and blanks.
 
-Synonyms follow Zhang et al. 2015 (arXiv:1509.01626), their rate Wei & Zou 2019 (arXiv:1901.11196).
+Synonyms follow Zhang et al. 2015 (arXiv:1509.01626), their rate Wei & Zou 2019 (arXiv:1901.11196). Blanks follow Xie et
+al. 2017, "Data Noising as Smoothing in Neural Network Language Models" (arXiv:1703.02573).
 """
 
 import re
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from posttrain.data.augment.method import AugmentMethod, Generators, replace_words
 from posttrain.store.errors import UserError
@@ -18,7 +19,6 @@ from posttrain.store.hashing import file_digest
 from posttrain.store.text_files import read_text
 
 _WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
-_WHERE = "augment.synonyms"
 
 _KEYBOARD_ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 
@@ -77,44 +77,30 @@ def _mistyped_word(word: str, rng: np.random.Generator) -> str:
 
 
 class Synonyms(AugmentMethod):
-    """Replaces words by others of their line in a file, or of their synsets in a wordnet.
-
-    A wordnet does not know which sense is meant; a file with words of the task is safer.
-    """
+    """Replaces words by others of their line in a file."""
 
     method: Literal["synonyms"] = "synonyms"
-    file: Path | None = Field(
-        None, description="File of synonyms: words with the same meaning on one line, with commas between them."
-    )
-    wordnet: str | None = Field(
-        None, description="A wordnet that `python -m wn download` has fetched, such as oewn:2024; needs the package wn."
+    file: Path = Field(
+        description="File of synonyms: words with the same meaning on one line, with commas between them."
     )
     rate: float = Field(0.1, gt=0, le=1, description="Share of words with synonyms to replace; at least one.")
 
-    @model_validator(mode="after")
-    def _there_is_one_source(self) -> Self:
-        if (self.file is None) == (self.wordnet is None):
-            raise ValueError("set `file` or `wordnet`, one of them")
-        return self
-
     def located(self, root: Path) -> Self:
-        return self.model_copy(update={"file": root / self.file.expanduser()}) if self.file else self
+        return self.model_copy(update={"file": root / self.file.expanduser()})
 
     def check(self) -> None:
-        if self.file is not None:
-            read_synonyms(self.file)
-        elif self.wordnet is not None:
-            _wordnet(self.wordnet)
+        read_synonyms(self.file)
 
     def key(self) -> dict[str, Any]:
-        return {**self.model_dump(mode="json"), "file": file_digest(self.file) if self.file else None}
+        return {**self.model_dump(mode="json"), "file": file_digest(self.file)}
 
     def texts(self, texts: list[str], labels: list[str | None], rngs: Generators, copy: int) -> list[str | None]:
         return [self._replaced(text, rng) for text, rng in zip(texts, rngs, strict=True)]
 
     def _replaced(self, text: str, rng: np.random.Generator) -> str | None:
+        synonyms_of = read_synonyms(self.file)
         candidates = [
-            (match, synonyms) for match in _WORD.finditer(text) if (synonyms := self._synonyms(match[0].casefold()))
+            (match, synonyms) for match in _WORD.finditer(text) if (synonyms := synonyms_of.get(match[0].casefold()))
         ]
         if not candidates:
             return None
@@ -127,10 +113,22 @@ class Synonyms(AugmentMethod):
             text, matches, [_match_case(word, match[0]) for word, match in zip(words, matches, strict=True)]
         )
 
-    def _synonyms(self, word: str) -> tuple[str, ...]:
-        if self.file is not None:
-            return read_synonyms(self.file).get(word, ())
-        return _wordnet_synonyms(self.wordnet or "", word)
+
+class Noise(AugmentMethod):
+    """Replaces each word by a blank with the same probability."""
+
+    method: Literal["noise"] = "noise"
+    rate: float = Field(0.1, gt=0, lt=1, description="Probability that a word is replaced.")
+    blank: str = Field("_", min_length=1, description="Text in place of a word.")
+
+    def texts(self, texts: list[str], labels: list[str | None], rngs: Generators, copy: int) -> list[str | None]:
+        return [self._noised(text, rng) for text, rng in zip(texts, rngs, strict=True)]
+
+    def _noised(self, text: str, rng: np.random.Generator) -> str | None:
+        matches = list(re.finditer(r"\S+", text))
+        # One draw a word, whether or not it is replaced: a higher rate adds replacements and keeps the others.
+        hits = [matches[at] for at in np.flatnonzero(rng.random(len(matches)) < self.rate).tolist()]
+        return replace_words(text, hits, [self.blank] * len(hits)) if hits else None
 
 
 @lru_cache(maxsize=4)
@@ -158,27 +156,6 @@ def read_synonyms(file: Path) -> Mapping[str, tuple[str, ...]]:
     return {
         word: tuple(sorted(other for other in others if other.casefold() != word)) for word, others in synonyms.items()
     }
-
-
-@lru_cache(maxsize=4)
-def _wordnet(name: str) -> Any:
-    try:
-        import wn
-    except ImportError:
-        raise UserError("the package wn is not installed", where=_WHERE, fix="pip install wn") from None
-    try:
-        return wn.Wordnet(name)
-    except wn.Error as error:
-        fix = f"python -m wn download {name}"
-        raise UserError(f"there is no wordnet `{name}` ({error})", where=_WHERE, fix=fix) from None
-
-
-@lru_cache(maxsize=100_000)
-def _wordnet_synonyms(name: str, word: str) -> tuple[str, ...]:
-    """Returns the single words that share a synset with ``word``, sorted, without itself."""
-    # Sorted below: sets of strings differ in order from process to process, and draws are by index.
-    lemmas = {lemma for synset in _wordnet(name).synsets(word) for lemma in synset.lemmas()}
-    return tuple(sorted(lemma for lemma in lemmas if lemma.casefold() != word and _WORD.fullmatch(lemma)))
 
 
 def _match_case(word: str, before: str) -> str:

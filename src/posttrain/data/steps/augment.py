@@ -10,9 +10,8 @@ import pyarrow.compute
 from pydantic import Discriminator, Field, Tag
 
 from posttrain.data.augment.method import AugmentMethod, record_generator
-from posttrain.data.augment.noise import Noise
 from posttrain.data.augment.rewording import Paraphrase, Templates
-from posttrain.data.augment.word_edits import Synonyms, Typos
+from posttrain.data.augment.word_edits import Noise, Synonyms, Typos
 from posttrain.data.records.outcome import Outcome
 from posttrain.data.records.record import CHANGED, REJECTED, assign_ids, records
 from posttrain.data.steps.step import RowStep
