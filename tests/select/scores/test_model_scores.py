@@ -15,10 +15,7 @@ from posttrain.select.scores.answers import (
     likelihood_group,
     perplexity_group,
     surprisal,
-    token_entropy_group,
 )
-from posttrain.select.scores.labelled import instruction_difficulty_group
-from posttrain.select.scores.model_passes import encode_answer, mean_token_entropies
 from posttrain.select.scores.passes import ScoreGroup, ScoringInput
 
 
@@ -37,18 +34,6 @@ def logits_after(lm: LanguageModel, ids: list[int]) -> torch.Tensor:
     return result
 
 
-def test_token_entropy_is_the_mean_entropy_of_the_full_distribution(lm: LanguageModel) -> None:
-    records = [
-        *scoring_inputs("hello", answers=("a",)),
-        *scoring_inputs("what a long question this is", answers=("blue sky",)),
-    ]
-    result = mean_token_entropies(lm, [encode_answer(lm, item) for item in records])
-    for value, item in zip(result, records, strict=True):
-        before, answer = lm.prompt_ids(item.prompt), lm.answer_ids(item.answers[0])
-        logs = logits_after(lm, before + answer).log_softmax(-1)[len(before) - 1 : -1]
-        assert value == pytest.approx(float(-(logs.exp() * logs).sum(-1).mean()), rel=1e-4)
-
-
 def test_the_likelihood_of_the_greedy_answer_equals_that_of_its_generation(lm: LanguageModel) -> None:
     greedy = answer_group().score(lm, scoring_inputs("one", "two"))
     greedy_answers = [
@@ -58,24 +43,6 @@ def test_the_likelihood_of_the_greedy_answer_equals_that_of_its_generation(lm: L
     assert likelihood_group().score(lm, greedy_answers).equals(greedy.select(["log_probability", "tokens"]))
     result = surprisal(greedy)
     np.testing.assert_allclose(result * greedy["tokens"].to_numpy(), -greedy["log_probability"].to_numpy(), rtol=1e-12)
-
-
-def test_instruction_difficulty_is_the_ratio_of_perplexities(lm: LanguageModel) -> None:
-    records = [*scoring_inputs("one", answers=("refund",)), *scoring_inputs("two", answers=("top up",))]
-    result = instruction_difficulty_group().score(lm, records)["instruction_difficulty"].to_numpy()
-    for value, item in zip(result, records, strict=True):
-        with_prompt, without_prompt = (
-            torch.tensor([before + lm.answer_ids(item.answers[0])])
-            for before in (lm.prompt_ids(item.prompt), [lm.tokenizer.bos_token_id or min(lm.chat.stop_ids)])
-        )
-        count = len(lm.answer_ids(item.answers[0]))
-        with torch.inference_mode():
-            logs = [
-                lm.model(ids).logits[0, -count - 1 : -1].float().log_softmax(-1)
-                for ids in (with_prompt, without_prompt)
-            ]
-        means = [float(item.gather(1, with_prompt[0, -count:, None]).mean()) for item in logs]
-        assert value == pytest.approx(math.exp(means[1] - means[0]), rel=1e-4)
 
 
 def test_perplexity_is_of_the_text_without_the_template(lm: LanguageModel) -> None:
@@ -90,7 +57,6 @@ def test_perplexity_is_of_the_text_without_the_template(lm: LanguageModel) -> No
     "group",
     [
         answer_group(),
-        token_entropy_group(),
         perplexity_group(),
     ],
     ids=lambda group: group.name,

@@ -115,7 +115,7 @@ def test_record_without_input_is_named(model: LanguageModel) -> None:
 
 
 class TestScoresOfLabels(ScoreContract):
-    @pytest.fixture(params=["perplexity", "loss", "instruction_difficulty"])
+    @pytest.fixture(params=["perplexity", "loss"])
     def spec(self, request: pytest.FixtureRequest) -> ScoreSpec:
         return SCORES[request.param]
 

@@ -24,7 +24,7 @@ def test_only_the_scores_that_the_strategy_needs_are_computed_by_default() -> No
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"scores": ["token_entropi"]}, "no score `token_entropi`; did you mean `token_entropy`"),
+        ({"scores": ["perplexiti"]}, "no score `perplexiti`; did you mean `perplexity`"),
         ({"scores": ["entropy"]}, "`entropy` is always computed"),
     ],
 )
@@ -40,12 +40,12 @@ def test_every_score_is_described_without_the_libraries_that_compute_it() -> Non
 import sys
 from importlib import import_module
 from posttrain.loop.stages import score, select
-from posttrain.select.scores import answers, labelled, labels, table
+from posttrain.select.scores import answers, labels, table
 from posttrain.select.scores.registry import SCORES
 for spec in SCORES.values():
     assert isinstance(spec.function, str)
     import_module(spec.function.partition(":")[0])
-groups = [answers.token_entropy_group(), labelled.instruction_difficulty_group(), labels.label_group(["a"])]
+groups = [answers.likelihood_group(), answers.perplexity_group(), labels.label_group(["a"])]
 print(len(groups), sorted({"torch", "transformers", "scipy", "sklearn"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -83,11 +83,11 @@ def test_every_score_has_a_scorer(name: str) -> None:
 
 
 def test_relevance_is_high_where_the_model_is_uncertain() -> None:
-    scores = {"confidence": np.array([0.9, 0.2, 0.5]), "token_entropy": np.array([0.1, 0.3, 0.2])}
+    scores = {"confidence": np.array([0.9, 0.2, 0.5]), "least_confidence": np.array([0.1, 0.3, 0.2])}
     options = {"relevance": 1.0, "dimensions": None}
     table = {**scores, "embeddings": np.eye(3)}
     assert select("mmr", table, 3, by="confidence", **options).tolist() == [1, 2, 0]
-    assert select("mmr", table, 3, by="token_entropy", **options).tolist() == [1, 2, 0]
+    assert select("mmr", table, 3, by="least_confidence", **options).tolist() == [1, 2, 0]
     with pytest.raises(UserError, match=r"no score column `perplexity` to choose by; add it to select\.scores"):
         select("mmr", table, 3, by="perplexity", **options)
 

@@ -70,7 +70,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, weakref.ref[Langu
 def test_closed_label_set(
     small: Any, run_loop: Any, loaded: list[tuple[str, weakref.ref[LanguageModel]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    labelled = ["loss", "instruction_difficulty"]
+    labelled = ["loss"]
     choice = {
         "strategy": "top",
         "options": {"by": "perplexity"},
@@ -103,7 +103,6 @@ def test_closed_label_set(
     assert labelled_scores.column_names == ["id", "input_id", *labelled]
     assert labelled_scores.num_rows == 12
     assert (labelled_scores["loss"].to_numpy() > 0).all()
-    assert (labelled_scores["instruction_difficulty"].to_numpy() > 0).all()
     # The batch has the highest perplexities.
     (select_run,) = [item for item in workspace.metadata.runs(stage="select", status="done") if item.round == 2]
     batch = parquet.read_table(workspace.artifacts.path(str(select_run.output)) / "batch.parquet")
@@ -128,7 +127,7 @@ def test_closed_label_set(
 def test_free_text(small: Any, run_loop: Any) -> None:
     root = small(
         task={"labels": None, "max_new_tokens": 5},
-        select={"strategy": "top", "options": {"by": "token_entropy"}},
+        select={"strategy": "top", "options": {"by": "perplexity"}},
         evaluate={"suites": {"test": {"scorer": "exact_match"}}, "latency": {"prompts": 0}},
     )
     small.write(root / "test.csv", small.rows()[60:100])
@@ -137,7 +136,7 @@ def test_free_text(small: Any, run_loop: Any) -> None:
     workspace = run_loop(root, until="select")
     artifact, folder = scores_of(workspace, 2)
     table = parquet.read_table(folder / "scores.parquet")
-    assert (table["token_entropy"].to_numpy() > 0).all()
+    assert (table["perplexity"].to_numpy() > 0).all()
     # The tiny model is never right, and calibration lowers its confidence accordingly.
     meta = artifact.meta
     assert meta["calibrated_on"] == 40
@@ -147,9 +146,14 @@ def test_free_text(small: Any, run_loop: Any) -> None:
     np.testing.assert_allclose(table["confidence"], np.exp(-nats / meta["temperature"]), rtol=1e-9)
 
 
-def test_a_wrong_score_is_refused_before_any_work(small: Any, run_loop: Any) -> None:
-    root = small(select={"scores": ["token_entropy"]})
-    with pytest.raises(UserError, match="score `token_entropy` is for written answers"):
+def test_a_wrong_score_is_refused_before_any_work(
+    small: Any, run_loop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "from posttrain.select.scores.registry import ScoreSpec\nTEXT = ScoreSpec('text', 1, 'words', len)\n"
+    (tmp_path / "wrong_score.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    root = small(select={"scores": ["wrong_score:TEXT"]})
+    with pytest.raises(UserError, match="score `wrong_score:TEXT` is for written answers"):
         run_loop(root)
     assert not (root / ".posttrain").exists()
 

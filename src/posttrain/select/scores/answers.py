@@ -1,4 +1,4 @@
-"""Greedy answers and the model's confidence in them: likelihood and token entropy; perplexity of the input."""
+"""Greedy answers and the model's confidence in them, the loss of right answers, and the perplexity of the input."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ _CHUNK = 64
 _PERPLEXITY_CHUNK = 256
 
 
-def score_token_entropy(batch: ScoringBatch) -> Floats:
-    """Scores records by the mean entropy of the greedy answer's tokens."""
-    values: Floats = batch.scoring.run(token_entropy_group(), batch.inputs_with_answers)["token_entropy"].to_numpy()
-    return values
+def score_loss(batch: ScoringBatch) -> Floats:
+    """Scores labelled records by the loss of the right answer, nats a token."""
+    return surprisal(batch.scoring.run(likelihood_group(), batch.inputs_with_answers))
 
 
 def score_perplexity(batch: ScoringBatch) -> Floats:
@@ -73,18 +72,6 @@ def surprisal(table: pa.Table) -> npt.NDArray[np.float64]:
     # Not a negation, which would give an answer that is certain -0.0.
     nats: npt.NDArray[np.float64] = np.abs(sums / np.maximum(counts, 1))
     return nats
-
-
-def token_entropy_group() -> ScoreGroup:
-    """Computes ``token_entropy``: the mean over the answer's tokens of the entropy of the next token, in nats."""
-
-    def score(lm: LanguageModel, records: Sequence[ScoringInput]) -> pa.Table:
-        from posttrain.select.scores.model_passes import encode_answer, mean_token_entropies
-
-        entropies = mean_token_entropies(lm, [encode_answer(lm, record) for record in records])
-        return pa.table({"token_entropy": pa.array(entropies, pa.float64())})
-
-    return ScoreGroup("token_entropy", 1, {}, score, _CHUNK)
 
 
 def perplexity_group() -> ScoreGroup:

@@ -46,19 +46,10 @@ class ScoreSpec:
         return values
 
 
-_HERE = "posttrain.select.scores"
+_HERE = "posttrain.select.scores.answers"
 _BUILTIN = {
-    "token_entropy": ScoreSpec(
-        "text", 1, "mean entropy of the greedy answer's tokens", f"{_HERE}.answers:score_token_entropy"
-    ),
-    "perplexity": ScoreSpec("any", 1, "perplexity of the input", f"{_HERE}.answers:score_perplexity"),
-    "loss": ScoreSpec("labelled", 1, "nats a token of the right answer", f"{_HERE}.labelled:score_loss"),
-    "instruction_difficulty": ScoreSpec(
-        "labelled",
-        1,
-        "perplexity of the right answer after its prompt over that without",
-        f"{_HERE}.labelled:score_instruction_difficulty",
-    ),
+    "perplexity": ScoreSpec("any", 1, "perplexity of the input", f"{_HERE}:score_perplexity"),
+    "loss": ScoreSpec("labelled", 1, "nats a token of the right answer", f"{_HERE}:score_loss"),
 }
 
 
@@ -113,7 +104,7 @@ def check_scores_fit_task(names: Iterable[str], has_labels: bool, options: Mappi
             raise UserError(
                 f"score `{name}` needs label probabilities, and free text has none",
                 where="select.scores",
-                fix="use token_entropy, or set `task.labels`",
+                fix="use entropy or perplexity, or set `task.labels`",
             )
         if task == "text" and has_labels:
             raise UserError(
