@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 
 from posttrain.data.records.outcome import Rejection, reject_rows
 from posttrain.data.records.record import FACT, RECORD, assign_ids, concat, input_texts, records
-from posttrain.data.report import Profile, build_profile
 from posttrain.data.report.counts import FactCounts, input_column, label_balance
 from posttrain.data.report.distribution import Distribution, DistributionBuilder, histograms, round_significant
 from posttrain.data.report.ngrams import display_words, ngram_counts, word_count
-from posttrain.data.report.profile import profile_version
+from posttrain.data.report.profile import Profile, build_profile, profile_version
 from posttrain.data.report.sample import BottomKSample, id_hashes
 from posttrain.store.hashing import canonical_json
 from posttrain.testing.steps import table_of

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.data.report import Profile, build_profile, measure_drift
 from posttrain.data.report.distribution import Distribution, DistributionBuilder
+from posttrain.data.report.drift import measure_drift
 from posttrain.data.report.drift_measures import (
     LEAST_SHARE,
     divergence,
@@ -22,6 +22,7 @@ from posttrain.data.report.drift_measures import (
     population_stability,
 )
 from posttrain.data.report.ngrams import log_odds, ngram_changes, ngram_counts
+from posttrain.data.report.profile import Profile, build_profile
 from posttrain.store.hashing import canonical_json
 from posttrain.testing.steps import table_of
 

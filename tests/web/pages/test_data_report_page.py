@@ -11,8 +11,9 @@ import pytest
 
 from posttrain.data.records.outcome import Rejection, reject_rows
 from posttrain.data.records.record import FACT, RECORD, assign_ids, records
-from posttrain.data.report import Drift, Profile, build_profile, measure_drift
+from posttrain.data.report.drift import Drift, measure_drift
 from posttrain.data.report.page import dataset_page
+from posttrain.data.report.profile import Profile, build_profile
 from posttrain.web.page import render_page, write_page
 
 pytestmark = pytest.mark.slow

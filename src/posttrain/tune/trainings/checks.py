@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 
 from posttrain.jobs.runner import check_engine
+from posttrain.store.config import expand_variables
+from posttrain.store.database import hide_password
 from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig, can_change_on_resume
 from posttrain.train.objectives.registry import objective_spec
@@ -16,7 +18,6 @@ from posttrain.tune.samplers.registry import check_sampler
 from posttrain.tune.schedulers.registry import check_scheduler, make_scheduler
 from posttrain.tune.space import Space
 from posttrain.tune.spaces import values_of
-from posttrain.tune.storage import describe_location
 from posttrain.tune.trainings.config import TRAINING_COSTS, TuneConfig
 from posttrain.tune.trainings.settings import CHECKED_POINTS, OBJECTIVE_KEY, SETTING_PREFIX, apply_settings
 
@@ -40,7 +41,8 @@ def check_search(tune: TuneConfig, base: Mapping[str, Any], train: TrainConfig, 
     if tune.sampler is not None:
         check_sampler(tune.sampler, "tune.sampler")
     check_scheduler(tune.scheduler, "tune.scheduler")
-    describe_location(None, tune.storage, "tune.storage")
+    if tune.storage is not None:
+        hide_password(expand_variables(tune.storage, "tune.storage"), "tune.storage")
     _check_measurable(tune, train)
     tune.suite(has_labels)
     _check_model_costs(tune, train)
