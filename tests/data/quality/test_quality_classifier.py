@@ -1,6 +1,7 @@
 """The classifier of good and bad texts: its n-grams, its training, its calibration and its files."""
 
 import json
+import re
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -17,62 +18,40 @@ from posttrain.data.quality.classifier import (
     LinearClassifier,
     fit_platt,
     load_classifier,
+    ngram_features,
     train_quality,
 )
-from posttrain.data.quality.features import NgramSettings, ngram_features
 from posttrain.models.calibration import expected_calibration_error
 from posttrain.store.errors import UserError
 
-SMALL = NgramSettings(bits=12)
 GOOD = [f"the {noun} was {word} and we thank you for it" for noun in ("meal", "room", "trip") for word in "abcdefgh"]
 BAD = [f"click {word} now!!! free {noun}" for noun in ("prize", "money", "pills") for word in "abcdefgh"]
 
 
 @pytest.fixture(scope="module")
 def classifier() -> LinearClassifier:
-    return train_quality(GOOD, BAD, ngrams=SMALL, extra={"source": "a test"})
-
-
-def _counts(text: str, ngrams: NgramSettings) -> Counter[int]:
-    """How often each bucket occurs in ``text``."""
-    (part,) = ngram_features([text], ngrams)
-    return Counter(part.buckets.tolist())
+    return train_quality(GOOD, BAD, {"source": "a test"})
 
 
 @given(st.lists(st.text(alphabet="ab 中é", max_size=12), min_size=1, max_size=6))
 def test_ngrams_match_a_plain_count(texts: list[str]) -> None:
-    ngrams = NgramSettings(words=2, characters=[3], bits=26)  # wide enough that nothing collides
-    names: dict[int, set[tuple[int, str]]] = {}
-    for part in ngram_features(texts, ngrams):
-        for row in range(part.texts.stop - part.texts.start):
-            text = texts[part.texts.start + row]
-            normal = f" {' '.join(text.casefold().split())} "
-            words = normal.split()
-            expected = [(1, word) for word in words]
-            expected += [(2, " ".join(pair)) for pair in pairwise(words)]
-            expected += [(3, normal[start : start + 3]) for start in range(len(normal) - 2)]
-            buckets = part.buckets[part.rows == row].tolist()
-            assert sorted(Counter(buckets).values()) == sorted(Counter(expected).values())
-            for name, bucket in zip(expected, buckets, strict=True):
-                names.setdefault(bucket, set()).add((*name,))
-    assert all(len(result) == 1 for result in names.values())
+    rows = ngram_features(texts).tocsr()
+    for row, text in zip(rows, texts, strict=True):
+        normal = " ".join(text.split())
+        words = Counter([*normal.split(), *map(" ".join, pairwise(normal.split()))])
+        spaced = re.sub(r"\s\s+", " ", text)
+        runs = Counter(spaced[start : start + 4] for start in range(len(spaced) - 3))
+        for counts, half in ((words, row.data[row.indices < 1 << 18]), (runs, row.data[row.indices >= 1 << 18])):
+            length = np.sqrt(sum(count**2 for count in counts.values())) if counts else 1
+            assert sorted(half) == pytest.approx(sorted(count / length for count in counts.values()))
 
 
 def test_ngrams_depend_only_on_the_text() -> None:
-    ngrams = NgramSettings()
-    long = "x" * 150_000  # a chunk by itself
-    expected = _counts("A small text", ngrams)
-    assert expected == _counts("  a  SMALL text ", ngrams)
-    texts = ["before", long, "A small text", long]
-    for part in ngram_features(texts, ngrams):
-        if part.texts.start <= 2 < part.texts.stop:
-            assert Counter(part.buckets[part.rows == 2 - part.texts.start].tolist()) == expected
-
-
-def test_every_ngram_family_has_norm_1() -> None:
-    (part,) = ngram_features(["one two three four"], NgramSettings(words=1, characters=[4]))
-    norms = np.bincount(np.repeat([0, 1], [4, len(part.values) - 4]), part.values**2)
-    np.testing.assert_allclose(norms, 1)
+    one, other = ngram_features(["A small text", "a  SMALL text"])
+    assert (one != other).nnz == 0
+    long = "x y " * 10_000
+    first, second = ngram_features([long, long[:20_000]])
+    assert (first != second).nnz == 0
 
 
 def test_good_and_bad_texts_are_separated(classifier: LinearClassifier) -> None:
@@ -86,8 +65,8 @@ def test_good_and_bad_texts_are_separated(classifier: LinearClassifier) -> None:
 
 def test_logits_equal_the_sparse_dot_product(classifier: LinearClassifier) -> None:
     for text, logit in zip(GOOD, classifier.logits(GOOD), strict=True):
-        (part,) = ngram_features([text], SMALL)
-        expected = float(classifier.weights[part.buckets].astype(np.float64) @ part.values) + classifier.intercept
+        row = ngram_features([text]).tocsr()
+        expected = float(classifier.weights[row.indices].astype(np.float64) @ row.data) + classifier.intercept
         assert logit == pytest.approx(expected, rel=1e-12)
 
 
@@ -98,7 +77,7 @@ def test_a_score_does_not_depend_on_the_batch(classifier: LinearClassifier) -> N
 
 
 def test_the_same_texts_give_the_same_classifier(classifier: LinearClassifier) -> None:
-    repeat = train_quality(iter(GOOD), iter(BAD), ngrams=SMALL, extra={"source": "a test"})
+    repeat = train_quality(iter(GOOD), iter(BAD), {"source": "a test"})
     np.testing.assert_array_equal(repeat.weights, classifier.weights)
     assert (repeat.slope, repeat.offset, repeat.report) == (classifier.slope, classifier.offset, classifier.report)
 
@@ -116,9 +95,7 @@ def test_save_and_load_round_trip(classifier: LinearClassifier, tmp_path: Path) 
     [
         lambda folder: (folder / WEIGHTS).unlink(),
         lambda folder: (folder / WEIGHTS).write_bytes(b"\x80\x04broken"),
-        lambda folder: save_file(
-            {"weights": np.zeros(3, np.float32), "embedding_weights": np.zeros(0)}, folder / WEIGHTS
-        ),
+        lambda folder: save_file({"weights": np.zeros(3, np.float32)}, folder / WEIGHTS),
         lambda folder: (folder / SETTINGS).write_text("{"),
         lambda folder: (folder / SETTINGS).write_text("[]"),
         lambda folder: (folder / SETTINGS).write_text(json.dumps({"version": 99})),
@@ -167,18 +144,3 @@ def test_calibration_error_is_the_mean_distance() -> None:
 def test_too_few_examples_raise() -> None:
     with pytest.raises(UserError, match="2 bad examples are too few for 5 folds"):
         train_quality(GOOD, BAD[:2])
-
-
-def test_embeddings_are_features_as_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def embed(name: str, texts: list[str]) -> np.ndarray:
-        assert name == "shouts"
-        return np.array([[text.count("!"), len(text)] for text in texts], np.float32)
-
-    monkeypatch.setattr("posttrain.data.quality.classifier.embed_texts", embed)
-    monkeypatch.setattr("posttrain.data.quality.features.embed_texts", embed)
-    plain = NgramSettings(words=1, characters=[], bits=8)
-    result = train_quality(["ab", "ba"] * 8, ["ab!", "ba!"] * 8, ngrams=plain, embedder="shouts")
-    assert result.report["auc"] == 1
-    assert result.embedding_weights.shape == (2,)
-    result.save(tmp_path)
-    assert load_classifier(tmp_path).probabilities(["ab", "ab!"]).round().tolist() == [1, 0]

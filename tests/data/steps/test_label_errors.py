@@ -66,7 +66,7 @@ class TestLabelErrors(StepContract):
                 features = np.array([["PIN" in text, "arrive" in text, "?" in text] for text in texts], np.float32)
                 return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1)
 
-        monkeypatch.setattr("posttrain.data.quality.features._load_embedder", lambda name: StubEmbedder())
+        monkeypatch.setattr("posttrain.data.steps.resources._load_embedder", lambda name: StubEmbedder())
         assert set(lines(apply_step(LabelErrors(action="reject"), table).rejected)) == {3, 20}
 
     def test_check_raises_for_an_unknown_embedder(self) -> None:

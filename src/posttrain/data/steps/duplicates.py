@@ -12,12 +12,12 @@ import pyarrow.compute
 from pydantic import Field
 
 from posttrain.data.arrays import Indices
-from posttrain.data.quality.features import embed_texts
 from posttrain.data.records.outcome import Rejection
 from posttrain.data.records.record import TextField, exact_ids, joined_texts, locations
 from posttrain.data.similarity.cosine import cosine_clusters, cosines
 from posttrain.data.similarity.minhash import cached_minhash_sketch
 from posttrain.data.similarity.near_duplicates import cluster_near_duplicates, similarities
+from posttrain.data.steps.resources import embed_texts
 from posttrain.data.steps.step import Corpus, GlobalResult, GlobalStep
 from posttrain.store.paths import locate_path
 

@@ -12,9 +12,9 @@ from pydantic import Field
 
 from posttrain.data.arrays import Indices
 from posttrain.data.labels.label_noise import audit_labels
-from posttrain.data.quality.features import embed_texts
 from posttrain.data.records.outcome import Rejection
 from posttrain.data.records.record import input_texts
+from posttrain.data.steps.resources import embed_texts
 from posttrain.data.steps.step import Corpus, GlobalResult, GlobalStep
 from posttrain.store.errors import UserError
 

@@ -38,6 +38,7 @@ class Quality(RowStep):
     """
 
     name: ClassVar[str] = "quality"
+    version: ClassVar[int] = 2
 
     quality_threshold: float | None = Field(
         0.5, ge=0, le=1, description="Lowest probability of being good that stays; null: report only."
@@ -46,9 +47,6 @@ class Quality(RowStep):
     good: Files = Field([], description="Files of good examples, in any format that records are read from.")
     bad: Files = Field([], description="Files of bad examples.")
     field: TextField = Field("all", description="Text of a record to read: the input, the answer, or all.")
-    embedder: str | None = Field(
-        None, description="Sentence embedder for further features: minilm, a folder or a Hub id; null: none."
-    )
 
     @model_validator(mode="after")
     def _has_a_classifier(self) -> Self:
@@ -60,12 +58,7 @@ class Quality(RowStep):
 
     def located(self, root: Path) -> Self:
         places = {name: [resolve_path(root, file) for file in getattr(self, name)] for name in ("good", "bad")}
-        embedder = self.embedder
-        if embedder is not None and (root / embedder).is_dir():
-            embedder = resolve_path(root, embedder)
-        return self.model_copy(
-            update={**places, "model": self.model and resolve_path(root, self.model), "embedder": embedder}
-        )
+        return self.model_copy(update={**places, "model": self.model and resolve_path(root, self.model)})
 
     def check(self) -> None:
         for name in ("good", "bad"):
@@ -73,10 +66,6 @@ class Quality(RowStep):
                 check_exists(file, f"quality.{name}")
         if not self.good:
             self._classifier()
-        elif self.embedder is not None:
-            from posttrain.models.embedder_source import find_embedder
-
-            find_embedder(self.embedder)
 
     def key(self) -> dict[str, Any]:
         settings = super().key()
@@ -84,11 +73,7 @@ class Quality(RowStep):
             # A folder that others may train again: its content counts, not its path.
             return {**settings, "model": file_key(str(self.model))}
         files = {name: [file_key(file) for file in getattr(self, name)] for name in ("good", "bad")}
-        if self.embedder is None:
-            return {**settings, **files, "model": None}  # the folder where it is saved changes no result
-        from posttrain.models.embedder_source import embedder_key
-
-        return {**settings, **files, "model": None, "embedder": embedder_key(self.embedder)}
+        return {**settings, **files, "model": None}  # the folder where it is saved changes no result
 
     def apply(self, table: pa.Table) -> Outcome:
         probabilities = self._classifier().probabilities(joined_texts(table, self.field))
@@ -126,7 +111,7 @@ class Quality(RowStep):
         from posttrain.data.quality.classifier import train_quality
 
         good, bad = (self._texts(files) for files in (self.good, self.bad))
-        return train_quality(good, bad, embedder=self.embedder, extra=extra)
+        return train_quality(good, bad, extra)
 
     def _texts(self, files: list[str]) -> list[str]:
         from posttrain.data.reading.reader import read

@@ -1,10 +1,13 @@
 """Locates the files and models that steps read, hashes them by content and loads them once a process."""
 
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import BeforeValidator
 
 from posttrain.data.reading.data_files import content_digest
@@ -110,3 +113,15 @@ def _load_language_model(source: str, precision: Precision, state: str) -> "Lang
     with tempfile.TemporaryDirectory() as folder:
         fetch(source, Path(folder))
         return load_language_model(Path(folder), TaskConfig(), precision)
+
+
+def embed_texts(name: str, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    """Embeds texts with the model that `posttrain.models.embedder` knows by ``name``, float32 [N, D]."""
+    return np.asarray(_load_embedder(name).embed(list(texts)), np.float32)
+
+
+@cache
+def _load_embedder(name: str) -> Any:
+    from posttrain.models.embedder import Embedder
+
+    return Embedder.load(name)
