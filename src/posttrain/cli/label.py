@@ -28,7 +28,6 @@ app = typer.Typer(
 
 _FORMATS = ("csv", "jsonl", "label-studio")
 _UNITS = ("code-points", "utf-16", "code-points-lf", "utf-16-lf")
-_UNLIKELY = 0.01  # p-value of a difference between batch and pool that is worth a line
 
 FormatOption = Annotated[str | None, typer.Option("--format", help=f"One of {', '.join(_FORMATS)}.")]
 
@@ -231,9 +230,6 @@ def report(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False
     rows = [[r["round"], r["labels"], len(r["classes"]), _annotators(r), r["agreement"], _on_pool(r)] for r in reports]
     print_table("", columns, rows)
     for entry in reports:
-        if (shift := entry["shift"]) and shift["p_value"] < _UNLIKELY:
-            shares = f"{shift['batch']:.0%} of the batch and to {shift['pool']:.0%} of the pool"
-            print_line(f"round {entry['round']}: the champion gave `{shift['label']}` to {shares}, as it was selected")
         for sentence in (entry["models"] or {}).get("sentences", ()):
             print_line(f"round {entry['round']}: {sentence}")
     if quality is not None and quality["counts"]["answers"]:

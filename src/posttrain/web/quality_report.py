@@ -139,7 +139,7 @@ def _agreement(agreement: Json) -> Section:
         (
             row["label"],
             f"{row['answers']:,}",
-            *(_with_interval(name, row[name]) for name in ("percent", "fleiss", "alpha")),
+            *(_with_interval(name, row[name]) for name in ("percent", "alpha")),
         )
         for row in agreement["by_class"]
     ]
@@ -147,7 +147,7 @@ def _agreement(agreement: Json) -> Section:
         (
             f"{row['first']} – {row['second']}",
             f"{row['percent']['n']:,}",
-            *(_with_interval(name, row[name]) for name in ("percent", "cohen", "alpha")),
+            *(_with_interval(name, row[name]) for name in ("percent", "cohen")),
         )
         for row in agreement["by_pair"][:_PAIRS]
     ]
@@ -157,8 +157,8 @@ def _agreement(agreement: Json) -> Section:
         [(row["label"], row["percent"]) for row in worst], _CLASS, Message("agreement on each class, the worst first")
     )
     classes, pairs = Message("By class"), Message("By pair")
-    class_columns = (_CLASS, _ANSWERS, *(_MEASURES[name] for name in ("percent", "fleiss", "alpha")))
-    pair_columns = (Message("pair"), _ITEMS, *(_MEASURES[name] for name in ("percent", "cohen", "alpha")))
+    class_columns = (_CLASS, _ANSWERS, *(_MEASURES[name] for name in ("percent", "alpha")))
+    pair_columns = (Message("pair"), _ITEMS, *(_MEASURES[name] for name in ("percent", "cohen")))
     return Section(
         title,
         blocks(

@@ -42,22 +42,18 @@ class ClassAgreement:
         label: The label.
         answers: Answers with this label on items that several annotators answered.
         percent: Probability that another annotator gives it too, if one does (Fleiss' P_j).
-        cohen: Light's mean kappa of the answers made binary.
-        fleiss: Fleiss' kappa_j.
         alpha: Krippendorff's alpha of the answers made binary.
     """
 
     label: str
     answers: int
     percent: Estimate
-    cohen: Estimate
-    fleiss: Estimate
     alpha: Estimate
 
 
 @dataclass(frozen=True)
 class PairAgreement:
-    """Agreement of two annotators on the items that both answered; Fleiss' kappa of two is Scott's pi.
+    """Agreement of two annotators on the items that both answered.
 
     Attributes:
         first: Name.
@@ -70,8 +66,6 @@ class PairAgreement:
     agreed: int
     percent: Estimate
     cohen: Estimate
-    fleiss: Estimate
-    alpha: Estimate
 
 
 @dataclass(frozen=True)
@@ -130,7 +124,7 @@ def measure_agreement(votes: Votes, *, draws: int = 1000, seed: int = 0, coverag
         ClassAgreement(
             votes.labels[at],
             int(sizes[at]),
-            *(estimate(f"class_{name}", at, int(answered[at])) for name in ("percent", "cohen", "fleiss", "alpha")),
+            *(estimate(f"class_{name}", at, int(answered[at])) for name in ("percent", "alpha")),
         )
         for at in range(units.classes)
         if sizes[at]
@@ -140,7 +134,7 @@ def measure_agreement(votes: Votes, *, draws: int = 1000, seed: int = 0, coverag
             votes.annotators[pair.first],
             votes.annotators[pair.second],
             int((pair.left == pair.right).sum()),
-            *(estimate(f"pair_{name}", at, len(pair.items)) for name in ("percent", "cohen", "fleiss", "alpha")),
+            *(estimate(f"pair_{name}", at, len(pair.items)) for name in ("percent", "cohen")),
         )
         for at, pair in enumerate(pairs)
     ]
@@ -217,7 +211,7 @@ class _Pair:
     items: Integers
     left: Integers
     right: Integers
-    labels: Integers
+    labels: int
 
 
 def _pairs(votes: Votes, units: _Units) -> list[_Pair]:
@@ -226,7 +220,7 @@ def _pairs(votes: Votes, units: _Units) -> list[_Pair]:
         used, number = np.unique(np.concatenate([shared.left, shared.right]), return_inverse=True)
         left, right = np.split(number, 2)
         items = np.searchsorted(units.kept, shared.items)
-        pairs.append(_Pair(shared.first, shared.second, items, left, right, used))
+        pairs.append(_Pair(shared.first, shared.second, items, left, right, len(used)))
     return pairs
 
 
@@ -239,13 +233,9 @@ class _Statistics:
     fleiss: Floats
     alpha: Floats
     class_percent: Floats
-    class_cohen: Floats
-    class_fleiss: Floats
     class_alpha: Floats
     pair_percent: Floats
     pair_cohen: Floats
-    pair_fleiss: Floats
-    pair_alpha: Floats
 
     @classmethod
     def compute(cls, units: _Units, pairs: list[_Pair], weights: Floats) -> "_Statistics":
@@ -255,57 +245,37 @@ class _Statistics:
             share = margins / total[:, None]
             item_agreement = units.pairs_agreed / units.pairs
             observed, chance = weights @ item_agreement / weights.sum(axis=1), (share**2).sum(axis=1)
-            class_percent = diagonal / margins
             # Krippendorff's alpha of one label against the rest: its coincidences with others are n_c - o_cc.
             apart = (total[:, None] - 1) * (margins - diagonal)
             return cls(
                 percent=weights @ units.pairs_agreed / (weights @ units.pairs),
                 fleiss=(observed - chance) / (1 - chance),
                 alpha=_alpha(units, weights),
-                class_percent=class_percent,
-                class_fleiss=(class_percent - share) / (1 - share),
+                class_percent=diagonal / margins,
                 class_alpha=1 - apart / (margins * (total[:, None] - margins)),
-                **_pair_statistics(units, pairs, weights),
+                **_pair_statistics(pairs, weights),
             )
 
 
-def _pair_statistics(units: _Units, pairs: list[_Pair], weights: Floats) -> dict[str, Floats]:
-    draws = len(weights)
-    result = {name: np.full((draws, len(pairs)), np.nan) for name in ("percent", "cohen", "fleiss", "alpha")}
-    kappa_sum, kappa_weight = np.zeros(draws), np.zeros(draws)
-    class_sum, class_weight = np.zeros((draws, units.classes)), np.zeros((draws, units.classes))
+def _pair_statistics(pairs: list[_Pair], weights: Floats) -> dict[str, Floats]:
+    percent, cohen = (np.full((len(weights), len(pairs)), np.nan) for _ in range(2))
+    kappa_sum, kappa_weight = np.zeros(len(weights)), np.zeros(len(weights))
     for at, pair in enumerate(pairs):
         own = weights[:, pair.items]
-        n = own.sum(axis=1)[:, None]
+        n = own.sum(axis=1)
         left, right, both = np.split(own @ _indicators(pair), 3, axis=1)
-        agreed = both.sum(axis=1)
-        n_, a, b = n[:, 0], left / n, right / n
-        chance, pooled = (a * b).sum(axis=1), (left + right) / (2 * n)
-        pooled_chance = (pooled**2).sum(axis=1)
-        result["percent"][:, at] = agreed / n_
-        result["cohen"][:, at] = kappa = (agreed / n_ - chance) / (1 - chance)
-        result["fleiss"][:, at] = (agreed / n_ - pooled_chance) / (1 - pooled_chance)
-        # Two answers an item: D_e = 1 - sum n_c (n_c - 1) / (n (n - 1)) over n = 2 * items answers.
-        disagreement = (n_ - agreed) / n_
-        result["alpha"][:, at] = 1 - disagreement * (2 * n_ - 1) / (2 * n_ * (1 - pooled_chance))
+        chance = (left * right).sum(axis=1) / n**2
+        percent[:, at] = observed = both.sum(axis=1) / n
+        cohen[:, at] = kappa = (observed - chance) / (1 - chance)
         defined = np.isfinite(kappa)
-        kappa_sum += np.where(defined, n_ * kappa, 0)
-        kappa_weight += np.where(defined, n_, 0)
-        binary_chance = a * b + (1 - a) * (1 - b)
-        binary = ((n - left - right + 2 * both) / n - binary_chance) / (1 - binary_chance)
-        defined = np.isfinite(binary)
-        class_sum[:, pair.labels] += np.where(defined, n * binary, 0)
-        class_weight[:, pair.labels] += np.where(defined, n, 0)
-    return {
-        "cohen": kappa_sum / kappa_weight,
-        "class_cohen": class_sum / class_weight,
-        **{f"pair_{name}": values for name, values in result.items()},
-    }
+        kappa_sum += np.where(defined, n * kappa, 0)
+        kappa_weight += np.where(defined, n, 0)
+    return {"cohen": kappa_sum / kappa_weight, "pair_percent": percent, "pair_cohen": cohen}
 
 
 def _indicators(pair: _Pair) -> sparse.csr_array:
     """Returns sparse [items, 3 * labels]: one where the left, the right, and both annotators gave the label."""
-    count, classes = len(pair.items), len(pair.labels)
+    count, classes = len(pair.items), pair.labels
     # By rows, not coordinates: a large team has thousands of pairs with few items each.
     columns = np.stack([pair.left, classes + pair.right, 2 * classes + pair.left], axis=1)
     values = np.stack([np.ones(count), np.ones(count), pair.left == pair.right], axis=1)

@@ -3,14 +3,12 @@
 Sources: E. B. Wilson (JASA 22, 1927), intervals of shares; R. A. Fisher, exact test of two shares; S. Holm, A Simple
 Sequentially Rejective Multiple Test Procedure (Scandinavian Journal of Statistics 6, 1979)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from scipy import special
-
-from posttrain.label.answers import Floats
 
 
 @dataclass(frozen=True)
@@ -102,52 +100,3 @@ def holm(findings: Iterable[Finding], rate: float, tests: int) -> list[Finding]:
             break
         kept.append(finding)
     return kept
-
-
-@dataclass(frozen=True)
-class Shift:
-    """Two distributions of counts compared.
-
-    Attributes:
-        psi: Population stability index, sum of (p - q) log(p / q), over the categories that are frequent enough.
-        p_value: Of the index under equal distributions.
-        largest: The category whose share changed most, with its shares; None for fewer than two categories.
-    """
-
-    psi: float
-    p_value: float
-    largest: tuple[str, float, float] | None
-
-
-def compare_counts(before: Sequence[float], after: Sequence[float], names: Sequence[str]) -> Shift:
-    """Compares two count vectors by the population stability index.
-
-    Under equal distributions the index times 1 / (1/n + 1/m) follows a chi-squared distribution with one degree of
-    freedom less than there are categories (B. Yurdakul and J. Naranjo, Journal of Risk Model Validation 14, 2020).
-
-    Args:
-        before: Counts of the reference, such as the pool's.
-        after: Counts of the sample that is judged.
-        names: Names of the categories, in the order of both.
-    """
-    old, new = np.asarray(before, np.float64), np.asarray(after, np.float64)
-    n, m = old.sum(), new.sum()
-    if not n or not m:
-        return Shift(np.nan, 1.0, None)
-    # Categories expected fewer than 5 times in the smaller sample are counted together: the distribution is one of
-    # large counts.
-    frequent = (old + new) / (n + m) * min(n, m) >= 5
-    p, q, kept = _merged(old, frequent), _merged(new, frequent), int(frequent.sum()) + int((~frequent).any())
-    if kept < 2:
-        return Shift(0.0, 1.0, None)
-    # Half a count each, so that a category that is missing on one side has a finite logarithm.
-    p, q = (p + 0.5) / (p + 0.5).sum(), (q + 0.5) / (q + 0.5).sum()
-    psi = float(((q - p) * np.log(q / p)).sum())
-    at = int(np.abs(new / m - old / n).argmax())
-    largest = names[at], float(old[at] / n), float(new[at] / m)
-    return Shift(psi, float(special.chdtrc(kept - 1, psi / (1 / n + 1 / m))), largest)
-
-
-def _merged(counts: Floats, frequent: np.ndarray) -> Floats:
-    rest = [counts[~frequent].sum()] if (~frequent).any() else []
-    return np.concatenate([counts[frequent], rest])
