@@ -1,10 +1,15 @@
 """The paired bootstrap: resampled means and ratios.
 
+Pairs that are equal hide how large differences can be: resamples of them alone have no width. So pairs with the largest
+difference and with its opposite are added, z^2 / 2 of each times the share of equal pairs: the number that A. Agresti
+and B. Caffo, Simple and Effective Confidence Intervals, The American Statistician 54 (2000), add to shares.
+
 Source: B. Efron and R. J. Tibshirani, An Introduction to the Bootstrap (1993), chapter 13 for percentile
 intervals."""
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 import pyarrow as pa
@@ -52,7 +57,17 @@ class RatioInterval:
     n: int
 
 
-def resampled_ratios(scores: np.ndarray, reference: np.ndarray, *, seed: int, resamples: int = 10_000) -> np.ndarray:
+def added_pairs(candidate: np.ndarray, champion: np.ndarray, level: float) -> tuple[float, float]:
+    """Returns the difference of the two pairs that are added, which have opposite signs, and the weight of each."""
+    differences = np.abs(candidate - champion)
+    low, high = min(candidate.min(), champion.min()), max(candidate.max(), champion.max())
+    largest = float(differences.max()) or max(1.0, float(high - low))
+    return largest, NormalDist().inv_cdf((1 + level) / 2) ** 2 / 2 * float((differences == 0).mean())
+
+
+def resampled_ratios(
+    scores: np.ndarray, reference: np.ndarray, *, seed: int, resamples: int = 10_000, level: float = 0.95
+) -> np.ndarray:
     """Resamples the ratio of two mean scores, in pairs; infinite where the reference's mean is 0, 1 where both are.
 
     Args:
@@ -60,6 +75,7 @@ def resampled_ratios(scores: np.ndarray, reference: np.ndarray, *, seed: int, re
         reference: float [N], the same records in the same order.
         seed: Seed of the resamples.
         resamples: Number of resamples.
+        level: Coverage of the interval that is read from them, between 0 and 1.
 
     Returns:
         float64 [resamples].
@@ -72,13 +88,16 @@ def resampled_ratios(scores: np.ndarray, reference: np.ndarray, *, seed: int, re
     if pairs.min() < 0:
         raise ValueError("a ratio of negative scores has no meaning")
     distinct, counts = np.unique(pairs, axis=0, return_counts=True)
+    largest, added = added_pairs(pairs[:, 0], pairs[:, 1], level)
+    distinct = np.concatenate([distinct, [[largest, 0], [0, largest]]])
+    shares = np.concatenate([counts, [added, added]]) / (len(pairs) + 2 * added)
     # The counts of distinct pairs are multinomial, see `resampled_means`; of scores that all differ, each count is
     # that of a record.
     generator, n = np.random.default_rng(seed), len(pairs)
     width = max(1, _BLOCK_SIZE // len(distinct))
     sums = np.concatenate(
         [
-            generator.multinomial(n, counts / n, size=min(width, resamples - start)) @ distinct
+            generator.multinomial(n, shares, size=min(width, resamples - start)) @ distinct
             for start in range(0, resamples, width)
         ]
     )
@@ -91,12 +110,13 @@ def ratio_bootstrap(
     scores: np.ndarray, reference: np.ndarray, *, seed: int, resamples: int = 10_000, level: float = 0.95
 ) -> RatioInterval:
     """Computes the percentile bootstrap interval of the ratio of two mean scores; see `resampled_ratios`."""
-    ratios = resampled_ratios(scores, reference, seed=seed, resamples=resamples)
+    ratios = resampled_ratios(scores, reference, seed=seed, resamples=resamples, level=level)
     mine, other = float(np.mean(scores)), float(np.mean(reference))
     ratio = mine / other if other > 0 else math.inf if mine > 0 else 1.0
     # Linear interpolation between an infinite and a finite resample has no value.
     low, high = np.quantile(ratios, [(1 - level) / 2, (1 + level) / 2], method="nearest")
-    return RatioInterval(ratio, float(low), float(high), len(scores))
+    # Added pairs pull the resamples to one: the ratio itself stays inside.
+    return RatioInterval(ratio, min(float(low), ratio), max(float(high), ratio), len(scores))
 
 
 def paired_scores(candidate: pa.Table, champion: pa.Table) -> tuple[np.ndarray, np.ndarray]:

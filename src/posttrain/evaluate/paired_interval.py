@@ -5,9 +5,7 @@ in proportions for the paired-sample design, Statistics in Medicine 17 (1998), e
 record differs. A quarter of a record as continuity correction keeps its coverage at the level or above for 20 to 500
 records and shares of .5 to .995; without it 93.2% of 95% are covered (benchmarks/results/evaluation.md).
 
-Other scores have a percentile bootstrap. Pairs that are equal hide how large differences can be, so that pairs with the
-largest difference and with its opposite are added, z^2 / 2 of each times the share of equal pairs: the number that A.
-Agresti and B. Caffo, Simple and Effective Confidence Intervals, The American Statistician 54 (2000), add to shares.
+Other scores have a percentile bootstrap with the added pairs of `bootstrap.py`.
 """
 
 import math
@@ -16,7 +14,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from posttrain.evaluate.bootstrap import paired_differences, resampled_means
+from posttrain.evaluate.bootstrap import added_pairs, paired_differences, resampled_means
 from posttrain.models.bounded_mean import is_binary
 
 _CORRECTION = 0.25  # of a record
@@ -56,9 +54,7 @@ def paired_interval(
     mean = float(values.mean())
     if is_binary(candidate) and is_binary(champion):
         return Interval(mean, *score_interval(better, worse, n, level), n, better + worse)
-    equal = 1 - (better + worse) / n
-    largest = float(np.abs(values).max()) or _range(candidate, champion)
-    added = NormalDist().inv_cdf((1 + level) / 2) ** 2 / 2 * equal
+    largest, added = added_pairs(candidate, champion, level)
     pairs = np.concatenate([values, [largest, -largest]])
     weights = np.concatenate([np.ones(n), [added, added]])
     means = resampled_means(pairs, weights, n, seed=seed, resamples=resamples)
@@ -99,9 +95,3 @@ def _variance(difference: float, better: int, worse: int, n: int) -> float:
     c = -worse * difference * (1 - difference)
     share = (math.sqrt(max(0.0, b * b - 8 * n * c)) - b) / (4 * n)
     return max(0.0, n * (2 * share + difference * (1 - difference)))
-
-
-def _range(candidate: np.ndarray, champion: np.ndarray) -> float:
-    """Returns how far two scores can lie apart as far as these tell, 1 at least."""
-    low, high = min(candidate.min(), champion.min()), max(candidate.max(), champion.max())
-    return max(1.0, float(high - low))

@@ -150,3 +150,32 @@ def test_intervals_cover_the_true_alpha_as_often_as_they_say_and_depend_on_the_s
     assert agreement(1) == agreement(1)
     wide, narrow = agreement(1, coverage=0.95).alpha, agreement(1).alpha
     assert wide.low < narrow.low < narrow.value < narrow.high < wide.high
+
+
+@pytest.mark.parametrize("items", [20, 100])
+def test_where_no_item_differs_an_interval_is_as_wide_as_that_of_the_share(items: int) -> None:
+    from scipy.stats import binomtest
+
+    agreement = measure_agreement(two("ab" * (items // 2), "ab" * (items // 2)), draws=100)
+    expected = binomtest(items, items).proportion_ci(0.95, "wilson").low
+    pair, label = agreement.by_pair[0], agreement.by_class[0]
+    for percent in (agreement.percent, pair.percent):
+        assert (percent.low, percent.high) == (pytest.approx(expected), 1)
+    # Half of the answers agree by chance: kappa is 1 - 2 * (1 - share).
+    for kappa in (agreement.cohen, agreement.fleiss, pair.cohen):
+        assert (kappa.low, kappa.value, kappa.high) == (pytest.approx(1 - 2 * (1 - expected)), 1, 1)
+    assert agreement.alpha.low == pytest.approx(1 - (2 - 1 / items) * (1 - expected))
+    half = binomtest(items // 2, items // 2).proportion_ci(0.95, "wilson").low
+    assert label.percent.low == pytest.approx(half)
+    assert label.alpha.low == pytest.approx(1 - (2 - 1 / items) * (1 - half))
+
+
+@pytest.mark.slow
+def test_intervals_cover_the_truth_where_hardly_an_item_differs() -> None:
+    generator, covered = np.random.default_rng(0), []
+    for _ in range(150):
+        left = generator.integers(0, 2, 50)
+        right = np.where(generator.random(50) < 0.02, 1 - left, left)
+        result = measure_agreement(two(list(map(str, left)), list(map(str, right))), draws=100)
+        covered.append([result.percent.low <= 0.98 <= result.percent.high, result.cohen.low <= 0.96])
+    assert np.mean(covered, axis=0).min() >= 0.94

@@ -87,7 +87,7 @@ def test_a_ratio_that_means_nothing_is_left_out() -> None:
     assert suite_retention(some, result([1.0], first=7), 0) is None, "no record in common"
     one = suite_retention(some, some, 0)
     assert one is not None
-    assert (one.ratio, one.low, one.high) == (1.0, 1.0, 1.0)
+    assert one.low < one.ratio == 1 < one.high, "two records tell little"
     results = {name: {"s": zero} for name in ("a", "merged")}
     validation = compare_results(results, {"s": ["a"]}, None, "float32")
     assert validation.suites["s"].retention is None
@@ -96,7 +96,7 @@ def test_a_ratio_that_means_nothing_is_left_out() -> None:
     (row,) = merge_retention({"s": result([1.0, 1, 1])}, {"m": {"s": result([1.0, 0, 0])}}, 0)
     assert row["high"] is None
     assert math.isclose(row["ratio"], 3)
-    assert "300.0% of m's accuracy on s, interval 100.0% to infinite, n = 3" in retention_sentences([row])[0]
+    assert "300.0% of m's accuracy on s, interval 50.0% to infinite, n = 3" in retention_sentences([row])[0]
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,10 @@
 Sources: J. Cohen, A Coefficient of Agreement for Nominal Scales (Educational and Psychological Measurement 20, 1960);
 R. J. Light (Psychological Bulletin 76, 1971), the mean of Cohen's kappa over pairs; J. L. Fleiss (Psychological
 Bulletin 76, 1971); K. Krippendorff, Computing Krippendorff's Alpha-Reliability (2011); A. Zapf et al. (BMC Medical
-Research Methodology 16, 2016), bootstrap over items."""
+Research Methodology 16, 2016), bootstrap over items.
+
+Where no item differs, every bootstrap sample says the same. So no interval is narrower than Wilson's interval of the
+share that agrees, with the margins as they are: each coefficient is then linear in that share."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +15,7 @@ import numpy as np
 from scipy import sparse
 
 from posttrain.label.answers import Floats, Integers, Votes, shared_items
+from posttrain.label.quality.findings import wilson
 
 _BLOCK = 20_000_000  # weights of items held in memory at a time
 _LEAST_SHARED = 10  # items that a pair shares, from which on it gets an interval
@@ -19,7 +23,7 @@ _LEAST_SHARED = 10  # items that a pair shares, from which on it gets an interva
 
 @dataclass(frozen=True)
 class Estimate:
-    """A coefficient with its percentile bootstrap interval over items; NaN where it is undefined.
+    """A coefficient with its interval over items; NaN where it is undefined.
 
     Attributes:
         value: The coefficient.
@@ -109,14 +113,20 @@ def measure_agreement(votes: Votes, *, draws: int = 1000, seed: int = 0, coverag
     units = _Units.build(votes)
     pairs = _pairs(votes, units)
     point = _Statistics.compute(units, pairs, np.ones((1, units.items)))
+    # With the same margins and no agreement: the other end of each coefficient's line.
+    unlike = _Statistics.compute(units, pairs, np.ones((1, units.items)), agreement=0.0)
     samples = [_Statistics.compute(units, pairs, weights) for weights in _weights(units.items, draws, seed)]
 
     def estimate(name: str, column: int | None = None, n: int = units.items) -> Estimate:
         # Pairs and classes are columns; what is overall is a vector over the draws.
-        value, rest = getattr(point, name), [getattr(sample, name) for sample in samples]
-        if column is not None:
-            value, rest = value[:, column], [sample[:, column] for sample in rest]
-        return _interval(float(value[0]), np.concatenate(rest) if rest else np.empty(0), n, coverage)
+        at = (slice(None),) if column is None else (slice(None), column)
+        kind = name.rpartition("_")[0]
+        share, value, lowest = (
+            float(getattr(*part)[at][0])
+            for part in ((point, f"{kind}_percent" if kind else "percent"), (point, name), (unlike, name))
+        )
+        rest = [getattr(sample, name)[at] for sample in samples]
+        return _interval(value, np.concatenate(rest) if rest else np.empty(0), n, coverage, share, lowest)
 
     sizes = np.asarray(units.counts.sum(axis=0)).ravel().astype(int)
     answered = np.asarray((units.counts > 0).sum(axis=0)).ravel().astype(int)
@@ -155,7 +165,8 @@ def measure_agreement(votes: Votes, *, draws: int = 1000, seed: int = 0, coverag
 def krippendorff_alpha(votes: Votes) -> float:
     """Computes Krippendorff's alpha; NaN if fewer than two different labels are on items with several answers."""
     units = _Units.build(votes)
-    return float(_alpha(units, np.ones((1, units.items)))[0])
+    weights = np.ones((1, units.items))
+    return float(_alpha(weights @ units.counts, weights @ units.diagonal)[0])
 
 
 @dataclass(frozen=True)
@@ -238,26 +249,27 @@ class _Statistics:
     pair_cohen: Floats
 
     @classmethod
-    def compute(cls, units: _Units, pairs: list[_Pair], weights: Floats) -> "_Statistics":
-        margins, diagonal = weights @ units.counts, weights @ units.diagonal
+    def compute(cls, units: _Units, pairs: list[_Pair], weights: Floats, agreement: float = 1.0) -> "_Statistics":
+        """Computes them; ``agreement`` is the part of the agreement that counts."""
+        margins, diagonal = weights @ units.counts, agreement * (weights @ units.diagonal)
+        agreed = agreement * units.pairs_agreed
         total = margins.sum(axis=1)
         with np.errstate(divide="ignore", invalid="ignore"):
             share = margins / total[:, None]
-            item_agreement = units.pairs_agreed / units.pairs
-            observed, chance = weights @ item_agreement / weights.sum(axis=1), (share**2).sum(axis=1)
+            observed, chance = weights @ (agreed / units.pairs) / weights.sum(axis=1), (share**2).sum(axis=1)
             # Krippendorff's alpha of one label against the rest: its coincidences with others are n_c - o_cc.
             apart = (total[:, None] - 1) * (margins - diagonal)
             return cls(
-                percent=weights @ units.pairs_agreed / (weights @ units.pairs),
+                percent=weights @ agreed / (weights @ units.pairs),
                 fleiss=(observed - chance) / (1 - chance),
-                alpha=_alpha(units, weights),
+                alpha=_alpha(margins, diagonal),
                 class_percent=diagonal / margins,
                 class_alpha=1 - apart / (margins * (total[:, None] - margins)),
-                **_pair_statistics(pairs, weights),
+                **_pair_statistics(pairs, weights, agreement),
             )
 
 
-def _pair_statistics(pairs: list[_Pair], weights: Floats) -> dict[str, Floats]:
+def _pair_statistics(pairs: list[_Pair], weights: Floats, agreement: float) -> dict[str, Floats]:
     percent, cohen = (np.full((len(weights), len(pairs)), np.nan) for _ in range(2))
     kappa_sum, kappa_weight = np.zeros(len(weights)), np.zeros(len(weights))
     for at, pair in enumerate(pairs):
@@ -265,7 +277,7 @@ def _pair_statistics(pairs: list[_Pair], weights: Floats) -> dict[str, Floats]:
         n = own.sum(axis=1)
         left, right, both = np.split(own @ _indicators(pair), 3, axis=1)
         chance = (left * right).sum(axis=1) / n**2
-        percent[:, at] = observed = both.sum(axis=1) / n
+        percent[:, at] = observed = agreement * both.sum(axis=1) / n
         cohen[:, at] = kappa = (observed - chance) / (1 - chance)
         defined = np.isfinite(kappa)
         kappa_sum += np.where(defined, n * kappa, 0)
@@ -283,10 +295,9 @@ def _indicators(pair: _Pair) -> sparse.csr_array:
     return sparse.csr_array((values.ravel(), columns.ravel(), rows), shape=(count, 3 * classes))
 
 
-def _alpha(units: _Units, weights: Floats) -> Floats:
+def _alpha(margins: Floats, diagonal: Floats) -> Floats:
     """Returns Krippendorff's alpha for each weighting: 1 - (n - 1) sum o_ck / sum n_c n_k over different c and k."""
-    margins = weights @ units.counts
-    n, same = margins.sum(axis=1), (weights @ units.diagonal).sum(axis=1)
+    n, same = margins.sum(axis=1), diagonal.sum(axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(1 - (n - 1) * (n - same) / (n**2 - (margins**2).sum(axis=1)), np.float64)
 
@@ -300,9 +311,13 @@ def _weights(items: int, draws: int, seed: int) -> Iterator[Floats]:
         yield np.bincount(chosen.ravel(), minlength=count * items).reshape(count, items).astype(np.float64)
 
 
-def _interval(value: float, samples: Floats, n: int, coverage: float) -> Estimate:
+def _interval(value: float, samples: Floats, n: int, coverage: float, share: float, lowest: float) -> Estimate:
+    """Reads the interval from the samples; ``lowest`` is the coefficient if ``share``, which agrees, were none."""
     samples = samples[np.isfinite(samples)]
     if n < _LEAST_SHARED or not len(samples) or not np.isfinite(value):
         return Estimate(value, np.nan, np.nan, n)
     low, high = np.quantile(samples, [(1 - coverage) / 2, (1 + coverage) / 2])
-    return Estimate(value, float(low), float(high), n)
+    least, slope = wilson(round(share * n), n, coverage), 1 - lowest
+    low = min(low, value - slope * (least.value - least.low))
+    high = max(high, value + slope * (least.high - least.value))
+    return Estimate(value, float(low), float(min(high, 1.0)), n)

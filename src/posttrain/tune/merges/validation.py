@@ -230,7 +230,7 @@ def _average(
     means = np.mean([ratios[name] for name in names], axis=0)
     low, high = np.quantile(means, [0.025, 0.975], method="nearest")
     total = math.fsum(value.ratio for value in values) / len(values)
-    return RatioInterval(total, float(low), float(high), sum(value.n for value in values))
+    return RatioInterval(total, min(float(low), total), max(float(high), total), sum(value.n for value in values))
 
 
 def _measure_latency(
