@@ -96,7 +96,7 @@ class Measurer(posttrain.Callback):
 
 
 def test_a_stopped_training_shows_its_model(tmp_path: Path) -> None:
-    settings = {"train": {**SETTINGS["train"], "method": "lora", "ema": 0.9}}
+    settings = {"train": {**SETTINGS["train"], "method": "lora"}}
 
     def run(*callbacks: Any) -> posttrain.TrainResult:
         return posttrain.train("tiny", ROWS, tmp_path / "out", settings=settings, callbacks=callbacks)

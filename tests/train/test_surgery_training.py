@@ -186,10 +186,9 @@ def test_methods_differ_from_plain_training_and_from_each_other(run: Run) -> Non
             "surgery": {"method": "mgda"},
             "method": "lora",
             "lora": {"rank": 4, "dropout": 0.3},
-            "ema": 0.9,
         },
     ],
-    ids=["pcgrad-bfloat16-self_paced", "mgda-lora-ema"],
+    ids=["pcgrad-bfloat16-self_paced", "mgda-lora"],
 )
 def test_a_kill_at_every_step_does_not_change_the_output(
     run: Run, checkpointed: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]

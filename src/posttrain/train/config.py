@@ -23,7 +23,7 @@ OPERATIONAL_SECTIONS = frozenset({"checkpoint", "loader", "profile", "sinks"})
 """Parts of the config that do not decide what a training ends with."""
 
 _RESUMABLE = (
-    *("learning_rate", "schedule", "clip", "optimizer", "noise", "lora.dropout", "ema"),
+    *("learning_rate", "schedule", "clip", "optimizer", "noise", "lora.dropout"),
     *(
         f"objective.{name}"
         for name in (
@@ -121,13 +121,6 @@ class TrainConfig(Section):
     schedule: ScheduleConfig = Field(ScheduleConfig(), description="Learning-rate schedule.")
     optimizer: OptimizerConfig = Field(OptimizerConfig(), description="The optimiser.")
     surgery: SurgeryConfig = Field(SurgeryConfig(), description="Conflicts between the gradients of several tasks.")
-    ema: float | None = Field(
-        None,
-        ge=0,
-        lt=1,
-        description="Saves a moving average of the weights (Polyak & Juditsky 1992), of which a step keeps this share; "
-        "0.999 is usual; null: the last weights.",
-    )
     noise: NoiseConfig = Field(NoiseConfig(), description="Regularisation inside the model.")
     from_scratch: bool = Field(
         False, description="Train random weights: only config and tokenizer of the model are read."

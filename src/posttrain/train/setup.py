@@ -29,7 +29,6 @@ from posttrain.train.monitor.metrics import Sink
 from posttrain.train.monitor.monitor import Monitor
 from posttrain.train.objectives.base import Objective
 from posttrain.train.objectives.reference import initial_losses
-from posttrain.train.optim.ema import Ema
 from posttrain.train.optim.gradient_surgery import GradientSurgery
 from posttrain.train.optim.loss_scale import LossScale
 from posttrain.train.optim.master_weights import MasterWeights
@@ -37,7 +36,6 @@ from posttrain.train.optim.schedule import phase_lr
 from posttrain.train.optim.weights import Weights
 from posttrain.train.rank_gates import RankGates
 from posttrain.train.recovery import Recovery, read_recovery_log
-from posttrain.train.regularization.adversarial import AdversarialTraining
 from posttrain.train.regularization.layers import apply_noise
 from posttrain.train.state import Interventions, TrainingState
 from posttrain.train.step_hooks import LossObserver, StepHook
@@ -216,7 +214,7 @@ def _build_hooks(
     tasks: Sequence[str],
 ) -> list[StepHook]:
     """Builds the hooks of the config, the outermost first."""
-    lora, attack, lora_is_trained = config.lora, config.noise.adversarial, config.method == "lora"
+    lora, lora_is_trained = config.lora, config.method == "lora"
     # Gates take the gradient that surgery has combined; surgery counts the losses of whole networks.
     hooks: list[StepHook] = [LossObserver(sampler)] if sampler.follows_losses else []
     if lora_is_trained and lora.gates is not None:
@@ -225,11 +223,6 @@ def _build_hooks(
         hooks.append(GradientSurgery(weights, config.surgery, seed, tasks))
     if lora_is_trained and lora.supernet:
         hooks.append(Supernet(lm.model, lora, seed))
-    if config.ema is not None:
-        hooks.append(Ema(config.ema, weights))
-    # Innermost: some of its passes are for the gradients of other tensors than weights.
-    if attack.method != "none":
-        hooks.append(AdversarialTraining(lm, attack))
     return hooks
 
 

@@ -11,11 +11,8 @@ from posttrain.train.data.batch_sampler import BatchSampler
 from posttrain.train.data.loader import Batch
 from posttrain.train.objectives.loss import Loss
 
-MicroBatchPass = Callable[..., Loss]
-"""Runs the forward and the backward pass of a micro-batch, and returns its loss without the graph.
-
-It takes the divisor of the loss's sum, and as ``inputs`` the tensors that get gradients in place of the weights.
-"""
+MicroBatchPass = Callable[[float], Loss]
+"""Runs both passes of a micro-batch, given the divisor of the loss's sum; returns its loss without the graph."""
 
 
 class StepHook:
@@ -48,9 +45,6 @@ class StepHook:
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Restores what `tensors` returned, from all tensors of a checkpoint."""
-
-    def end(self) -> None:
-        """Called after the last step, or once a callback has stopped the training."""
 
 
 class LossObserver(StepHook):

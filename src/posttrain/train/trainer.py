@@ -110,8 +110,6 @@ class Trainer:
         ) as self.parts:
             self.state = self.parts.state
             finished = self._train_steps()
-            for hook in self.state.hooks:
-                hook.end()
         if not finished:
             raise TrainingStopped(self.state.steps, self.state.sampler.steps)
         return self.state.steps
@@ -262,10 +260,10 @@ class Trainer:
     def backward(self, batch: Batch, number: int, divisor: float) -> Loss:
         """Runs the forward and the backward pass of one micro-batch, through all hooks; the loss has no graph."""
 
-        def run(divisor: float, **options: object) -> Loss:
+        def run(divisor: float) -> Loss:
             with phase("head"), self.autocast():
                 loss = self.objective.loss(self.lm, batch.packed[number], batch.rows[number])
-            (loss.sum / divisor).backward(**options)  # type: ignore[no-untyped-call]
+            (loss.sum / divisor).backward()  # type: ignore[no-untyped-call]
             return replace(loss, sum=loss.sum.detach())
 
         for hook in reversed(self.state.hooks):

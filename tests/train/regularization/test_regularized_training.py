@@ -1,4 +1,4 @@
-"""Noise, averages, smoothing and clipping in complete trainings."""
+"""Noise, smoothing and clipping in complete trainings."""
 
 import json
 from collections.abc import Callable
@@ -8,7 +8,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from posttrain.models.task import TaskConfig
 from posttrain.train import trainer
@@ -17,41 +16,34 @@ from posttrain.train.data.loader import Batch
 from posttrain.train.lora_config import LoraConfig
 from posttrain.train.objectives.config import SftConfig
 from posttrain.train.optim import loss_scale
-from posttrain.train.optim.master_weights import MasterWeights
 from posttrain.train.optim.schedule import ScheduleConfig
-from posttrain.train.regularization.config import AdversarialConfig, NoiseConfig
+from posttrain.train.regularization.config import NoiseConfig
 from posttrain.train.stage import train
 
 pytestmark = pytest.mark.slow
 
 TASK = TaskConfig(system="Name the intent.")
-FGM = AdversarialConfig(method="fgm", epsilon=0.05)
 SINGLE: dict[str, dict[str, Any]] = {
     "neftune": {"noise": NoiseConfig(neftune=5.0)},
     "dropout": {"noise": NoiseConfig(dropout=0.2)},
-    "fgm": {"noise": NoiseConfig(adversarial=FGM)},
     "smoothing": {"objective": SftConfig(label_smoothing=0.1)},
-    "ema": {"ema": 0.9},
 }
 COMBINED: dict[str, dict[str, Any]] = {
     "float16": {
         "precision": "float16",
-        "noise": NoiseConfig(neftune=5.0, dropout=0.2, adversarial=FGM),
+        "noise": NoiseConfig(neftune=5.0, dropout=0.2),
         "objective": SftConfig(label_smoothing=0.1),
-        "ema": 0.9,
         "from_scratch": True,
         "micro_batch_tokens": 120,
     },
     "bfloat16": {
         "precision": "bfloat16",
-        "noise": NoiseConfig(neftune=5.0, adversarial=AdversarialConfig(method="pgd", steps=2)),
-        "ema": 0.9,
+        "noise": NoiseConfig(neftune=5.0),
     },
     "adapter": {
         "method": "lora",
         "lora": LoraConfig(rank=4, dropout=0.1),
-        "noise": NoiseConfig(neftune=5.0, dropout=0.2, adversarial=FGM),
-        "ema": 0.9,
+        "noise": NoiseConfig(neftune=5.0, dropout=0.2),
     },
 }
 
@@ -146,7 +138,7 @@ def test_a_killed_training_ends_with_the_same_output(
 def test_noise_is_not_in_the_saved_model(
     tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
 ) -> None:
-    noise = NoiseConfig(neftune=5.0, dropout=0.2, adversarial=FGM)
+    noise = NoiseConfig(neftune=5.0, dropout=0.2)
     run_training(tiny_model, records, config.model_copy(update={"noise": noise}), tmp_path)
     config_json = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (
@@ -154,43 +146,3 @@ def test_noise_is_not_in_the_saved_model(
         == json.loads((tiny_model / "config.json").read_text())["attention_dropout"]
         == 0
     )
-
-
-def test_the_perturbed_loss_is_logged(tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path) -> None:
-    config = config.model_copy(
-        update={"noise": NoiseConfig(adversarial=FGM), "objective": SftConfig(label_smoothing=0.1)}
-    )
-    run_training(tiny_model, records, config, tmp_path)
-    steps = json.loads((tmp_path / "out" / "training.json").read_text())
-    assert all(step["metrics"]["adversarial"] > step["loss"] > step["metrics"]["nll"] * 0.9 for step in steps)
-    assert all(step["metrics"]["nll"] < step["loss"] for step in steps[-2:]), "smoothing keeps the loss up"
-
-
-def test_the_moving_average_is_saved(
-    tiny_model: Path,
-    records: pa.Table,
-    config: TrainConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    masters_by_step: list[list[torch.Tensor]] = []
-    names: list[str] = []
-    step = MasterWeights.step
-
-    def record_masters(self: MasterWeights, rate: float, scale: float = 1.0) -> float | None:
-        names[:] = self.names
-        if not masters_by_step:
-            masters_by_step.append([master.detach().clone() for master in self.masters])
-        ratio = step(self, rate, scale)
-        masters_by_step.append([master.detach().clone() for master in self.masters])
-        return ratio
-
-    monkeypatch.setattr(MasterWeights, "step", record_masters)
-    run_training(tiny_model, records, config.model_copy(update={"ema": 0.15}), tmp_path / "average")
-    saved = load_file(tmp_path / "average" / "out" / "model.safetensors")
-    assert len(masters_by_step) == 7
-    for index, name in enumerate(names):
-        expected = masters_by_step[0][index]
-        for weights, decay in zip(masters_by_step[1:], (0.1, *(0.15,) * 5), strict=True):
-            expected = decay * expected + (1 - decay) * weights[index]
-        torch.testing.assert_close(saved[name], expected.bfloat16(), atol=1e-6, rtol=0.01, msg=name)

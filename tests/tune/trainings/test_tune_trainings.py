@@ -314,7 +314,6 @@ def test_a_child_is_the_checkpoint_of_its_parent_with_another_rate(tiny_model: P
         ({"optimizer": {"weight_decay": 0.0}}, {"optimizer": {"weight_decay": 0.5, "betas": [0.8, 0.9]}}),
         ({"method": "lora", "lora": {"dropout": 0.0}}, {"method": "lora", "lora": {"dropout": 0.3}}),
         ({"objective": {"label_smoothing": 0.0}}, {"objective": {"label_smoothing": 0.2, "focal": 1.0}}),
-        ({"ema": 0.05}, {"ema": 0.3}),
         ({"schedule": {"name": "linear"}}, {"schedule": {"name": "cosine", "final_rate": 0.1}, "clip": 0.1}),
     ],
 )

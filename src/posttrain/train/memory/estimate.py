@@ -125,7 +125,6 @@ def estimate_memory(
         "float32 masters": master_bytes(spec, config),
         "gradient sums": 4 * trained * tasks,
         "optimiser state": optimizer_state_bytes(spec, config.optimizer),
-        "averages": 0 if config.ema is None else 4 * trained,
     }
     snapshot, host = snapshot_bytes(spec, config), 0
     if not on_cpu:

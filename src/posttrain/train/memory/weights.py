@@ -132,6 +132,5 @@ def snapshot_bytes(spec: ModelSpec, config: TrainConfig) -> int:
     """Counts the bytes of the copy that checkpoints are written from in the background."""
     if not config.checkpoint.background or not config.checkpoint.enabled:
         return 0
-    # Checkpoints hold the trained weights in float32, which are the masters of 16-bit ones, and their averages.
-    copies = 1 if config.ema is None else 2
-    return 4 * copies * spec.count(trained=True) + optimizer_state_bytes(spec, config.optimizer)
+    # Checkpoints hold the trained weights in float32, which are the masters of 16-bit ones.
+    return 4 * spec.count(trained=True) + optimizer_state_bytes(spec, config.optimizer)

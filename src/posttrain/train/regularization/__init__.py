@@ -1,1 +1,1 @@
-"""Regularisation inside the model: dropout, NEFTune, adversarial training, weight standardisation."""
+"""Regularisation inside the model: dropout and NEFTune."""

@@ -1,8 +1,7 @@
-"""NEFTune, and the hook that changes embedded tokens on their way into the layers."""
+"""NEFTune: noise on embedded tokens on their way into the layers."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,68 +24,23 @@ def neftune(lm: LanguageModel, alpha: float) -> Iterator[None]:
         alpha: the strength.
     """
 
-    def add(embedded: Tensor, rows: TokenSegments) -> Tensor:
-        noise = torch.empty(embedded.shape, dtype=torch.float32, device=embedded.device).uniform_(-1, 1)
-        scale = alpha * (rows.inverse_length / embedded.shape[-1]).sqrt()
-        return embedded + noise.mul_(scale[..., None]).to(embedded.dtype)
-
-    with transform_embeddings(lm, add):
-        yield
-
-
-@dataclass(frozen=True)
-class TokenSegments:
-    """Assigns each token of a forward pass over B rows of T tokens to a segment.
-
-    Args:
-        piece: int64 [B, T], number of the piece that a place is in: a sequence, or a part of one where several share
-            their beginning.
-        pieces: how many pieces there are.
-        real: bool [B, T], where there is no padding.
-        inverse_length: float32 [B, T], 1 over the number of tokens that are read of the place's own sequence; the mean
-            of that where several sequences share the place.
-    """
-
-    piece: Tensor
-    pieces: int
-    real: Tensor
-    inverse_length: Tensor
-
-    def norms(self, values: Tensor) -> Tensor:
-        """Returns float32 [segments], the L2 norm of each segment's ``values`` [B, T, D]."""
-        squares = values.detach().double().square().sum(-1) * self.real
-        total = squares.new_zeros(self.pieces).index_add_(0, self.piece.flatten(), squares.flatten())
-        return total.sqrt().float()
-
-    def spread(self, values: Tensor) -> Tensor:
-        """Returns [B, T, 1], each token's value of its segment, from ``values`` [segments]."""
-        return values[self.piece][..., None]
-
-
-EmbeddingTransform = Callable[[Tensor, TokenSegments], Tensor]
-"""Maps embedded tokens [B, T, D] and their segments to the input of the layers."""
-
-
-@contextmanager
-def transform_embeddings(lm: LanguageModel, change: EmbeddingTransform) -> Iterator[None]:
-    """Transforms the output of the embedding layer, in training mode and with gradients only.
-
-    The layer's weights stay as they are.
-    """
     options: dict[str, Any] = {}
 
     def begin(module: nn.Module, arguments: Any, keywords: dict[str, Any]) -> None:
         options.clear()
         options.update(keywords)
 
-    def changed(module: nn.Module, arguments: Any, embedded: Tensor) -> Tensor | None:
+    def add(module: nn.Module, arguments: Any, embedded: Tensor) -> Tensor | None:
         if not module.training or not torch.is_grad_enabled():
             return None
-        return change(embedded, token_segments(embedded.shape[:2], options, embedded.device))
+        noise = torch.empty(embedded.shape, dtype=torch.float32, device=embedded.device).uniform_(-1, 1)
+        lengths = inverse_lengths(embedded.shape[:2], options, embedded.device)
+        scale = alpha * (lengths / embedded.shape[-1]).sqrt()
+        return embedded + noise.mul_(scale[..., None]).to(embedded.dtype)
 
     hooks = [
         lm.decoder.register_forward_pre_hook(begin, with_kwargs=True),
-        lm.model.get_input_embeddings().register_forward_hook(changed),
+        lm.model.get_input_embeddings().register_forward_hook(add),
     ]
     try:
         yield
@@ -95,36 +49,27 @@ def transform_embeddings(lm: LanguageModel, change: EmbeddingTransform) -> Itera
             hook.remove()
 
 
-def token_segments(shape: Sequence[int], options: Mapping[str, Any], device: torch.device) -> TokenSegments:
-    """Finds the segments of a forward pass.
+def inverse_lengths(shape: Sequence[int], options: Mapping[str, Any], device: torch.device) -> Tensor:
+    """Returns float32 [B, T], 1 over the number of tokens that are read of each place's sequence.
+
+    It is the mean of that where several sequences share the place.
 
     Args:
         shape: B and T.
-        options: arguments of the decoder's call: ``pieces`` for a packed row, ``attention_mask`` [B, T] for padded
+        options: arguments of the decoder's call: ``plan`` for a packed row, ``attention_mask`` [B, T] for padded
             ones; with neither, each row is one sequence.
         device: device of the result.
     """
     if isinstance(options.get("plan"), AttentionPlan):
-        return _packed_segments(options["plan"], shape[1], device)
+        return _packed_inverse_lengths(options["plan"], shape[1], device)[None]
     mask = options.get("attention_mask")
-    real = torch.ones(tuple(shape), dtype=torch.bool, device=device) if mask is None else mask.bool()
-    piece = torch.arange(shape[0], device=device)[:, None].expand(*shape)
-    lengths = real.sum(1, keepdim=True).clamp(min=1)
-    return TokenSegments(piece, shape[0], real, (1 / lengths).expand(*shape))
+    if mask is None:
+        return torch.full(tuple(shape), 1 / max(shape[1], 1), device=device)
+    lengths: Tensor = mask.bool().sum(1, keepdim=True).clamp(min=1)
+    return (1 / lengths).expand(*shape)
 
 
-def _packed_segments(plan: AttentionPlan, tokens: int, device: torch.device) -> TokenSegments:
-    numbers, first = [], 0
-    for group in plan.groups:
-        count, width = group.queries.shape
-        numbers.append(torch.arange(first, first + count, device=device).repeat_interleave(width))
-        first += count
-    piece = torch.cat(numbers)[plan.inverse]
-    real = torch.ones(1, tokens, dtype=torch.bool, device=device)
-    return TokenSegments(piece[None], first, real, _inverse_lengths(plan, tokens, device)[None])
-
-
-def _inverse_lengths(plan: AttentionPlan, tokens: int, device: torch.device) -> Tensor:
+def _packed_inverse_lengths(plan: AttentionPlan, tokens: int, device: torch.device) -> Tensor:
     """Returns float32 [T], the mean of 1 / length over the sequences through each token.
 
     A sequence is a last segment together with every segment before it that it continues.
