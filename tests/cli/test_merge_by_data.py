@@ -25,7 +25,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_relative(root / name, root / "base", seed, scale=0.05)
     rows = [{"prompt": f"{number} of my {LABELS[number % 3]}", "completion": LABELS[number % 3]} for number in range(8)]
     (root / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    suites = {"suites": {"choice": {"data": "records.jsonl", "task": {"labels": LABELS}}}, "latency": {"prompts": 1}}
+    suites = {"suites": {"choice": {"data": "records.jsonl", "task": {"labels": LABELS}}}}
     (root / "suites.yaml").write_text(yaml.safe_dump(suites))
     return root
 

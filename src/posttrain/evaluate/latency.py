@@ -27,11 +27,11 @@ _STABLE_REPEATS = 4  # on end without a change, until timing ends
 _SLOWEST = 4  # slowest prompts of each model that are repeated further
 
 
-def generate_answer(lm: LanguageModel, prompt: Turns) -> int:
-    """Answers a request by generating text; returns the number of its tokens."""
+def generate_answer(lm: LanguageModel, prompt: Turns) -> None:
+    """Answers a request by generating text."""
     from posttrain.models.generator import greedy_answers
 
-    return len(greedy_answers(lm, [prompt])[0].ids)
+    greedy_answers(lm, [prompt])
 
 
 def predict_label(lm: LanguageModel, prompt: Turns) -> None:
@@ -52,11 +52,8 @@ def read_tokens(lm: LanguageModel, ids: Sequence[int]) -> None:
         float(lm.logits(hidden[:, -1]).sum())  # the number is there once an accelerator has done all
 
 
-def answer_function(suite: SuiteConfig, has_labels: bool) -> Callable[[LanguageModel, Turns], int | None]:
-    """Returns the function that answers a request under a suite's scorer, for ``measure_latency``.
-
-    It returns the number of tokens it has written; None where it writes none.
-    """
+def answer_function(suite: SuiteConfig, has_labels: bool) -> Callable[[LanguageModel, Turns], None]:
+    """Returns the function that answers a request under a suite's scorer, for ``measure_latency``."""
     return predict_label if scorer_name(suite, has_labels) == "label_likelihood" else generate_answer
 
 

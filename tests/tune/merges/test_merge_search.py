@@ -72,7 +72,7 @@ def test_a_search_stops_trials_and_reports_on_the_other_half(models: Path, tmp_p
 def test_the_value_of_a_trial_is_the_mean_of_its_records(models: Path, tmp_path: Path) -> None:
     one = recipe(models=["a"], search={**SEARCH, "trials": 1, "space": {"scale": [0.5, 1.5]}})
     report = search_recipe(one, models, tmp_path / "study")
-    (suite,), _ = read_merge_suites(["prefer=pairs.jsonl"], models, {})
+    (suite,) = read_merge_suites(["prefer=pairs.jsonl"], models, {})
     searched, _ = search_module._halves(suite)
     lm = search_module.load_language_model(models / "a", searched.task, "float32")
     part = search_module._part(searched, 1)

@@ -17,9 +17,8 @@ from posttrain.merge.api import merge
 from posttrain.merge.recipe import Recipe
 from posttrain.models.tiny import write_tiny_model
 from posttrain.store.errors import UserError
-from posttrain.tune.merges import validation
 from posttrain.tune.merges.suites import check_merge_suites, local_models, local_recipe, read_merge_suites
-from posttrain.tune.merges.validation import Validation, compare_results, model_names, validate_merge
+from posttrain.tune.merges.validation import compare_results, model_names, validate_merge
 
 GENERATOR = np.random.default_rng(0)
 
@@ -43,7 +42,7 @@ def test_retention_is_relative_to_the_best_specialist_and_to_the_base_without_on
         "merged": {"math": answers(0.7), "chat": answers(0.85), "other": answers(0.55)},
     }
     results = {model: {suite: result(values) for suite, values in row.items()} for model, row in scores.items()}
-    validation = compare_results(results, {"math": ["a", "b"], "chat": ["b"], "other": []}, None, "float32")
+    validation = compare_results(results, {"math": ["a", "b"], "chat": ["b"], "other": []}, "float32")
     means = {model: {suite: np.mean(values) for suite, values in row.items()} for model, row in scores.items()}
     expected = {
         "math": means["merged"]["math"] / means["a"]["math"],
@@ -70,12 +69,12 @@ def test_retention_is_relative_to_the_best_specialist_and_to_the_base_without_on
 def test_a_merge_better_than_every_single_model_has_emerged() -> None:
     weak, strong = answers(0.3), answers(0.8)
     results = {name: {"both": result(weak)} for name in ("base", "a", "b")} | {"merged": {"both": result(strong)}}
-    validation = compare_results(results, {"both": ["a", "b"]}, None, "float32")
+    validation = compare_results(results, {"both": ["a", "b"]}, "float32")
     both = validation.suites["both"]
     assert both.emerged
     assert both.over_best.difference == pytest.approx(np.mean(strong) - np.mean(weak))
     assert "both: better than every single model" in validation.lines()
-    same = compare_results(results | {"merged": {"both": result(weak)}}, {"both": []}, None, "float32")
+    same = compare_results(results | {"merged": {"both": result(weak)}}, {"both": []}, "float32")
     assert not same.suites["both"].emerged
     assert same.suites["both"].over_best.difference == 0
 
@@ -89,7 +88,7 @@ def test_a_ratio_that_means_nothing_is_left_out() -> None:
     assert one is not None
     assert one.low < one.ratio == 1 < one.high, "two records tell little"
     results = {name: {"s": zero} for name in ("a", "merged")}
-    validation = compare_results(results, {"s": ["a"]}, None, "float32")
+    validation = compare_results(results, {"s": ["a"]}, "float32")
     assert validation.suites["s"].retention is None
     assert validation.average_retention is None
     # A resample without a right answer of the reference has no finite ratio, and JSON no infinity.
@@ -116,7 +115,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "suites:\n"
         "  choice: {data: a.jsonl, specialist: a, sample: 6}\n"
         "  preferred: {data: pairs.jsonl, specialist: [a, b], sample: 6}\n"
-        "latency: {prompts: 0}\n"
     )
     return root
 
@@ -127,16 +125,14 @@ def recipe(**values: Any) -> Recipe:
 
 def test_a_suite_of_a_models_name_has_its_task(models: Path) -> None:
     folders = {(name, None): models / name for name in ("base", "a", "b")}
-    (suite, pairs), latency = read_merge_suites(["a.jsonl", "prefer=pairs.jsonl"], models, folders)
+    suite, pairs = read_merge_suites(["a.jsonl", "prefer=pairs.jsonl"], models, folders)
     assert (suite.name, suite.specialists) == ("a", (("a", None),))
     assert suite.task.labels == ["card", "cash", "loan"]
     assert (pairs.name, pairs.specialists, pairs.config.scorer) == ("prefer", (), "preference")
     assert pairs.task.labels is None
-    assert latency.prompts == 8
-    suites, latency = read_merge_suites(["suites.yaml"], models, folders)
+    suites = read_merge_suites(["suites.yaml"], models, folders)
     assert [suite.records.num_rows for suite in suites] == [6, 6]
     assert suites[1].specialists == (("a", None), ("b", None))
-    assert latency.prompts == 0
 
 
 @pytest.mark.parametrize(
@@ -147,12 +143,14 @@ def test_a_suite_of_a_models_name_has_its_task(models: Path) -> None:
         (["x=suites.yaml"], "names its suites itself"),
         (["bad.yaml"], "`c` is not one of the models"),
         (["empty.yaml"], "at least one suite is needed"),
+        (["timed.yaml"], "latency"),
         (["missing.yaml"], "no such file: x.jsonl"),
     ],
 )
 def test_a_wrong_suite_is_named(models: Path, files: list[str], message: str) -> None:
     (models / "bad.yaml").write_text("suites: {s: {data: a.jsonl, specialist: c}}\n")
     (models / "empty.yaml").write_text("suites: {}\n")
+    (models / "timed.yaml").write_text("suites: {s: {data: a.jsonl}}\nlatency: {prompts: 8}\n")
     (models / "missing.yaml").write_text("suites: {s: {data: x.jsonl}}\n")
     with pytest.raises(UserError, match=message):
         check_merge_suites(files, recipe(), models)
@@ -211,26 +209,3 @@ def test_trials_merge_an_adapter_as_the_recipe_does(models: Path, tmp_path: Path
         assert torch.allclose(own[name], local[name], rtol=0, atol=1e-7), name
     base = weights_of(models / "base")
     assert any(not torch.equal(own[name], base[name]) for name in own if "q_proj" in name)
-
-
-def test_requests_are_timed_by_the_token_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that writes more takes longer, and its tokens do not."""
-    for name in ("merged", "base"):
-        write_tiny_model(tmp_path / name)
-    (tmp_path / "records.jsonl").write_text('{"prompt": "p", "completion": "c"}\n{"prompt": "q", "completion": "d"}\n')
-    folders = {name: tmp_path / name for name in ("merged", "base")}
-    (suite,), config = read_merge_suites([str(tmp_path / "records.jsonl")], tmp_path, {})
-    written: list[int] = []
-
-    def answer(lm: Any, prompt: Any) -> int:
-        written.append(3 if len(written) % 2 else 9)
-        return written[-1]
-
-    monkeypatch.setattr(validation, "answer_function", lambda *arguments: answer)
-    measured = validation._measure_latency(folders, suite, config, "float32")
-    assert measured is not None
-    for values in measured.values():
-        assert 3 <= values["tokens"] <= 9
-        assert 0 < values["seconds_per_token"] < 0.1
-    lines = Validation({}, None, None, measured, "float32").lines()
-    assert lines[-1].startswith("seconds of a token: base 0.0")

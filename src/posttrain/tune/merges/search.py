@@ -124,7 +124,7 @@ def search_recipe(
     space, point = search_space(recipe)
     with scratch_folder(study.absolute().parent) as scratch:
         folders = local_models(recipe, root, scratch)
-        halves = [_halves(suite) for suite in read_merge_suites(files, files_root, folders)[0]]
+        halves = [_halves(suite) for suite in read_merge_suites(files, files_root, folders)]
         searched, held_out = [half[0] for half in halves], [half[1] for half in halves]
         local, data, precision = local_recipe(recipe, folders), read_examples(recipe, root), choose_precision()
         with planned_merge(with_values(local, point), root, scratch):

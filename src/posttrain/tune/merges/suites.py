@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from posttrain.data.reading.reader import read
 from posttrain.data.records.record import concat
-from posttrain.evaluate.config import LatencyConfig, SuiteConfig
+from posttrain.evaluate.config import SuiteConfig
 from posttrain.evaluate.scorers.base import sample_records
 from posttrain.evaluate.suite import SuiteResult, run_suite
 from posttrain.merge.api import merge
@@ -47,7 +47,6 @@ class MergeSuitesConfig(Section):
     """A file of suites."""
 
     suites: dict[str, MergeSuiteConfig] = Field(description="Suites by name.")
-    latency: LatencyConfig = Field(default=LatencyConfig(prompts=8, repeats=4), description="Latency of one request.")
 
     @model_validator(mode="after")
     def _has_suites(self) -> "MergeSuitesConfig":
@@ -85,9 +84,7 @@ class MergeSuite:
         return replace(self, records=self.records.take(pa.array(list(rows), pa.int64())))
 
 
-def read_merge_suites(
-    files: "Sequence[str | MergeSuite]", root: Path, models: Mapping[Key, Path]
-) -> tuple[list[MergeSuite], LatencyConfig]:
+def read_merge_suites(files: "Sequence[str | MergeSuite]", root: Path, models: Mapping[Key, Path]) -> list[MergeSuite]:
     """Reads suites.
 
     Args:
@@ -97,14 +94,10 @@ def read_merge_suites(
         root: the folder that the files are relative to.
         models: folders of the models to merge, by key.
 
-    Returns:
-        The suites, and how the latency is measured.
-
     Raises:
         UserError: a file or a record cannot be read, a name is taken, or no model has a specialist's name.
     """
     suites: dict[str, MergeSuite] = {}
-    latency = LatencyConfig(prompts=8, repeats=4)
     for item in files:
         if isinstance(item, MergeSuite):
             suites[item.name] = item
@@ -119,7 +112,7 @@ def read_merge_suites(
             if name:
                 raise UserError(f"`{file}` names its suites itself", where="suites", fix="leave out the name")
             config = MergeSuitesConfig.read(read_yaml(path), file)
-            latency, folder, configs = config.latency, path.parent, config.suites
+            folder, configs = path.parent, config.suites
         else:
             stem = name or re.sub(r"\.(jsonl|json|csv|tsv|parquet|gz|zst)", "", path.name)
             folder, configs = root, {stem: MergeSuiteConfig(data=file)}
@@ -127,7 +120,7 @@ def read_merge_suites(
             if suite_name in suites:
                 raise UserError(f"there are two suites `{suite_name}`", where=file, fix="rename one")
             suites[suite_name] = _read_suite(suite_name, suite, folder, models)
-    return list(suites.values()), latency
+    return list(suites.values())
 
 
 def check_merge_suites(

@@ -2,7 +2,6 @@
 
 import json
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,18 +14,13 @@ from posttrain.evaluate.bootstrap import (
     paired_scores,
     resampled_ratios,
 )
-from posttrain.evaluate.config import LatencyConfig
-from posttrain.evaluate.latency import answer_function, measure_latency
 from posttrain.evaluate.paired_interval import Interval, paired_interval
 from posttrain.evaluate.retention import suite_retention
-from posttrain.evaluate.scorers.base import sample_records
 from posttrain.evaluate.suite import SuiteResult
 from posttrain.merge.inputs import Key, model_keys
 from posttrain.merge.output_folder import scratch_folder
 from posttrain.merge.recipe import Recipe
-from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.precision import choose_precision
-from posttrain.models.task import Turns, record_turns
 from posttrain.store.files import write_atomically
 from posttrain.store.text_files import finite_json
 from posttrain.tune.merges.suites import MergeSuite, local_models, read_merge_suites, score_suites, short_name
@@ -77,14 +71,12 @@ class Validation:
         suites: by name.
         average_retention: mean retention of the suites with a specialist, with the interval of its mean; None without.
         preservation: the same over suites without a specialist, relative to the base.
-        latency: seconds of single requests by model; None where it was not measured.
         precision: that all were measured in.
     """
 
     suites: Mapping[str, SuiteValidation]
     average_retention: RatioInterval | None
     preservation: RatioInterval | None
-    latency: Mapping[str, Mapping[str, float]] | None
     precision: str
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,13 +102,6 @@ class Validation:
         if self.preservation:
             lines.append(f"kept of the base where nobody was trained: {_format(self.preservation)}")
         lines += [f"{name}: better than every single model" for name, suite in self.suites.items() if suite.emerged]
-        if self.latency:
-            times = ", ".join(f"{name} {values['latency_p50']:.3f}" for name, values in self.latency.items())
-            lines.append(f"median seconds of a request: {times}")
-            tokens = {name: values for name, values in self.latency.items() if "tokens" in values}
-            if tokens:
-                parts = (f"{n} {v['seconds_per_token']:.4f} (answers of {v['tokens']:.1f})" for n, v in tokens.items())
-                lines.append(f"seconds of a token: {', '.join(parts)}")
         return lines
 
 
@@ -142,7 +127,7 @@ def validate_merge(
     """
     with scratch_folder(merged.absolute().parent) as scratch:
         folders = local_models(recipe, root, scratch)
-        read, latency = read_merge_suites(suites, suites_root or root, folders)
+        read = read_merge_suites(suites, suites_root or root, folders)
         precision = choose_precision()
         names = model_names(recipe)
         models = {names[key]: folder for key, folder in folders.items()}
@@ -150,9 +135,8 @@ def validate_merge(
         ordered = {BASE: models.pop(BASE)} if BASE in models else {}
         ordered |= models | {MERGED: merged}
         results = {name: score_suites(folder, read, precision) for name, folder in ordered.items()}
-        seconds = _measure_latency(ordered, read[0], latency, precision)
     specialists = {suite.name: [names[key] for key in suite.specialists] for suite in read}
-    validation = compare_results(results, specialists, seconds, precision)
+    validation = compare_results(results, specialists, precision)
     content = json.dumps(validation.to_dict(), indent=1, ensure_ascii=False, allow_nan=False).encode()
     write_atomically(merged / VALIDATION_FILE, content)
     return validation
@@ -176,7 +160,6 @@ def model_names(recipe: Recipe) -> dict[Key, str]:
 def compare_results(
     results: Mapping[str, Mapping[str, SuiteResult]],
     specialists: Mapping[str, Sequence[str]],
-    latency: Mapping[str, Mapping[str, float]] | None,
     precision: str,
     seed: int = 0,
 ) -> Validation:
@@ -185,7 +168,6 @@ def compare_results(
     Args:
         results: results by model and suite; ``merged`` is the merged one, ``base`` the base.
         specialists: for each suite, the models that were trained for it.
-        latency: see `Validation`.
         precision: that all were measured in.
         seed: of the resamples.
     """
@@ -215,9 +197,7 @@ def compare_results(
         )
     trained_for = [name for name, suite in suites.items() if suite.specialists and suite.retention]
     others = [name for name, suite in suites.items() if not suite.specialists and suite.retention]
-    return Validation(
-        suites, _average(suites, ratios, trained_for), _average(suites, ratios, others), latency, precision
-    )
+    return Validation(suites, _average(suites, ratios, trained_for), _average(suites, ratios, others), precision)
 
 
 def _average(
@@ -231,34 +211,6 @@ def _average(
     low, high = np.quantile(means, [0.025, 0.975], method="nearest")
     total = math.fsum(value.ratio for value in values) / len(values)
     return RatioInterval(total, min(float(low), total), max(float(high), total), sum(value.n for value in values))
-
-
-def _measure_latency(
-    models: Mapping[str, Path], suite: MergeSuite, config: LatencyConfig, precision: str
-) -> Mapping[str, Mapping[str, float]] | None:
-    """Times the merged model and the first of the single ones, side by side: the others are as large as that one."""
-    records = sample_records(suite.records, config.prompts) if config.prompts else suite.records.slice(0, 0)
-    prompts = [turns for record in records.select(["prompt", "text"]).to_pylist() if (turns := record_turns(record))]
-    if not prompts:
-        return None
-    first = next(name for name in models if name != MERGED)
-    loaded = {name: load_language_model(models[name], suite.task, precision) for name in (first, MERGED)}
-    answer = answer_function(suite.config, bool(suite.task.label_set))
-    # By model and prompt the least seconds, and the tokens: models whose answers differ in length compare by the token.
-    costs: dict[tuple[int, int], tuple[float, int]] = {}
-
-    def timed(lm: LanguageModel, prompt: Turns) -> None:
-        start = time.perf_counter()
-        tokens = answer(lm, prompt) or 0
-        key, seconds = (id(lm), id(prompt)), time.perf_counter() - start
-        costs[key] = min(costs.get(key, (seconds, tokens)), (seconds, tokens))
-
-    measured = measure_latency(loaded, prompts, config.repeats, answer=timed)
-    for name, lm in loaded.items():
-        seconds, tokens = (math.fsum(costs[id(lm), id(prompt)][part] for prompt in prompts) for part in (0, 1))
-        if tokens:
-            measured[name] |= {"seconds_per_token": seconds / tokens, "tokens": tokens / len(prompts)}
-    return measured
 
 
 def _format(value: RatioInterval | None) -> str:

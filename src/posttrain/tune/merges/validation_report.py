@@ -3,7 +3,6 @@
 import math
 
 from posttrain.evaluate.bootstrap import RatioInterval
-from posttrain.evaluate.latency import PERCENTILES
 from posttrain.report.charts.bars import bars
 from posttrain.report.charts.chart import Chart
 from posttrain.report.formatting import metric_name
@@ -37,7 +36,6 @@ def validation_section(validation: Validation) -> Section:
             _titled(_kept("Retention by task", tasks, "specialist")),
             _titled(_kept("Capability preserved", others, "of")),
             _titled(_gains(validation), _GAINS),
-            _titled(_latency(validation), "Single requests, timed side by side."),
         ),
     )
 
@@ -53,9 +51,6 @@ def _headline(validation: Validation) -> list[tuple[str, str]]:
             pairs.append((f"kept of the {name}", f"{_share(kept.ratio)} ({_interval(kept)})"))
     emerged = [name for name, suite in validation.suites.items() if suite.emerged]
     pairs.append(("better than every model", ", ".join(emerged) or "on no suite"))
-    if latency := validation.latency:
-        times = ", ".join(f"{name} {1000 * values['latency_p50']:.1f} ms" for name, values in latency.items())
-        pairs.append(("median latency", times))
     return pairs
 
 
@@ -104,24 +99,6 @@ def _gains(validation: Validation) -> Table:
         )
     columns = ("suite", "trained for it", "best model", "merged", "gain", "95% interval", "better than all")
     return Table(columns, rows, name="Gain over the best single model")
-
-
-def _latency(validation: Validation) -> Table:
-    rows: list[tuple[str, ...]] = [
-        (
-            name,
-            *(f"{1000 * values[each]:.1f} ms" for each in PERCENTILES),
-            f"{values['n']:g}",
-            f"{values['tokens']:.1f}" if "tokens" in values else "–",
-            f"{1000 * values['seconds_per_token']:.2f} ms" if "tokens" in values else "–",
-        )
-        for name, values in (validation.latency or {}).items()
-    ]
-    return Table(
-        ("model", *map(metric_name, PERCENTILES), "prompts", "tokens of an answer", "time of a token"),
-        rows,
-        name="Latency",
-    )
 
 
 def _share(value: float) -> str:
