@@ -51,7 +51,7 @@ def test_a_profile_is_written_beside_the_model(answers: Path, tmp_path: Path, po
     assert outcome.code == 0, outcome
     text = (out / "profile" / "profile.txt").read_text()
     assert "Self CPU time total" in text
-    assert text.splitlines()[0] in outcome.err
+    assert "profile.txt" in outcome.err
     assert json.loads(gzip.decompress((out / "profile" / "trace.json.gz").read_bytes()))["traceEvents"]
     plain = posttrain("train", *SMALL, "--data", answers, "--out", tmp_path / "plain")
     assert plain.code == 0

@@ -56,7 +56,7 @@ def train(
         int | None, typer.Option(min=1, help="Print this many examples as the model sees them, and exit.")
     ] = None,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Profile three steps; OUT/profile gets a trace and a table.")
+        bool, typer.Option("--profile", help="Profile three steps; OUT/profile gets a trace and a table of operations.")
     ] = False,
     autotune: Annotated[
         bool,

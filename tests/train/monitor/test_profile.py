@@ -1,8 +1,7 @@
-"""A profile of real steps: a trace, and tables of phases and operations."""
+"""A profile of real steps: a trace, and a table of operations."""
 
 import gzip
 import json
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -49,23 +48,30 @@ def profile(lm: LanguageModel, folder: Path, steps: int = 1, wait: float = 0.0) 
 def test_a_trace_and_a_table_are_written(lm: LanguageModel, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="posttrain"):
         text = profile(lm, tmp_path / "profile", steps=2, wait=0.05)
-    assert text.startswith("Where the time of a step went (2 steps of ")
-    assert re.search(r"profiler included; [1-9][\d,]* operations a step\)", text)
-    assert "reading data: " in text
     assert "aten::mm" in text
-    assert text.splitlines()[0] in caplog.text
+    assert "phase: backward" in text
+    assert str(tmp_path / "profile") in caplog.text
     trace = json.loads(gzip.decompress((tmp_path / "profile" / TRACE).read_bytes()))
     names = [event.get("name") for event in trace["traceEvents"]]
     assert names.count("phase: backward") >= 2
 
 
-@pytest.mark.parametrize(("steps", "text"), [(1, "one step"), (9, "3 steps")])
-def test_a_shorter_training_is_profiled_too(lm: LanguageModel, tmp_path: Path, steps: int, text: str) -> None:
+def count_backward_passes(folder: Path) -> int:
+    """The number of backward passes that a trace has marked."""
+    trace = json.loads(gzip.decompress((folder / TRACE).read_bytes()))
+    return sum(
+        event.get("name") == "phase: backward" and event.get("cat") == "user_annotation"
+        for event in trace["traceEvents"]
+    )
+
+
+@pytest.mark.parametrize(("steps", "profiled"), [(1, 1), (9, 3)])
+def test_a_shorter_training_is_profiled_too(lm: LanguageModel, tmp_path: Path, steps: int, profiled: int) -> None:
     with profile_steps(lm, ProfileConfig(steps=3), tmp_path, steps) as step_done:
         for _ in range(steps):
             step(lm)
             step_done()
-    assert f"({text} of" in (tmp_path / TABLE).read_text()
+    assert count_backward_passes(tmp_path) == profiled
 
 
 def test_a_failing_training_still_writes_its_profile(lm: LanguageModel, tmp_path: Path) -> None:
@@ -78,7 +84,7 @@ def test_a_failing_training_still_writes_its_profile(lm: LanguageModel, tmp_path
 
     with pytest.raises(ValueError, match="planted"):
         fail()
-    assert "(one step of" in (tmp_path / TABLE).read_text()
+    assert count_backward_passes(tmp_path) == 1
 
 
 def test_without_a_profile_config_nothing_is_written(lm: LanguageModel, tmp_path: Path) -> None:

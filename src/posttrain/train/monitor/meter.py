@@ -114,7 +114,6 @@ class _PhaseClock(threading.local):
         self.seconds: dict[str, float] = {}
         self.inner: list[float] = []  # for each open phase, the seconds of the phases inside it
         self.mark: PhaseMark = nullcontext
-        self.wait: Callable[[], None] | None = None
 
 
 _phase_clock = _PhaseClock()
@@ -124,7 +123,7 @@ _phase_clock = _PhaseClock()
 class phase:
     """Adds the time of a ``with`` block to a phase, without the time of phases inside it.
 
-    About two microseconds each. An accelerator works on after the block; only a profiler waits for it.
+    About two microseconds each. An accelerator works on after the block.
     """
 
     __slots__ = ("_mark", "_name", "_start")
@@ -139,8 +138,6 @@ class phase:
         self._start = time.perf_counter()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if _phase_clock.wait is not None:
-            _phase_clock.wait()
         took = time.perf_counter() - self._start
         within = _phase_clock.inner.pop()
         _phase_clock.seconds[self._name] = _phase_clock.seconds.get(self._name, 0.0) + took - within
@@ -183,18 +180,14 @@ def wrap_calls(module: Any, make: Callable[[], AbstractContextManager[object]]) 
 
 
 @contextmanager
-def mark_phases(mark: PhaseMark, wait: Callable[[], None] | None = None) -> Iterator[None]:
-    """Opens ``mark(name)`` around every phase of this thread, as a profiler does.
-
-    Args:
-        wait: called at the end of each phase, such as to synchronise with an accelerator.
-    """
-    before = _phase_clock.mark, _phase_clock.wait
-    _phase_clock.mark, _phase_clock.wait = mark, wait
+def mark_phases(mark: PhaseMark) -> Iterator[None]:
+    """Opens ``mark(name)`` around every phase of this thread, as a profiler does."""
+    before = _phase_clock.mark
+    _phase_clock.mark = mark
     try:
         yield
     finally:
-        _phase_clock.mark, _phase_clock.wait = before
+        _phase_clock.mark = before
 
 
 @dataclass(frozen=True)
