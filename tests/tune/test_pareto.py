@@ -1,13 +1,12 @@
-"""Fronts and hypervolumes against definitions, Optuna's, and volumes that were counted."""
+"""Fronts against their definition and Optuna's, and knees."""
 
 from itertools import product
 
 import numpy as np
 import pytest
-from optuna._hypervolume import compute_hypervolume
 from optuna.study._multi_objective import _fast_non_domination_rank
 
-from posttrain.tune.pareto import front_mask, hypervolume, knee
+from posttrain.tune.pareto import front_mask, knee
 
 
 def clouds(seed: int) -> list[np.ndarray]:
@@ -47,31 +46,6 @@ def test_fronts_are_those_of_the_definition_and_of_optuna(seed: int) -> None:
         ranks = ranks_by_definition(points)
         assert ranks == _fast_non_domination_rank(points).tolist()
         assert front_mask(points).tolist() == [rank == 0 for rank in ranks]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_hypervolume_is_optunas(seed: int) -> None:
-    for points in clouds(seed):
-        reference = np.full(points.shape[1], 2.5 if points.max() > 1 else 0.8)
-        inside = points[(points < reference).all(axis=1)]
-        expected = compute_hypervolume(inside, reference) if len(inside) else 0.0
-        assert hypervolume(points, reference) == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize("width", [1, 2, 3, 4])
-def test_hypervolume_counts_the_cells_that_are_dominated(width: int) -> None:
-    generator = np.random.default_rng(width)
-    points = generator.integers(0, 5, (6, width))
-    cells = product(range(5), repeat=width)
-    counted = sum(any(all(p <= c for p, c in zip(point, cell, strict=True)) for point in points) for cell in cells)
-    assert hypervolume(points.astype(np.float64), np.full(width, 5.0)) == counted
-
-
-def test_hypervolume_of_points_beyond_the_reference_is_none() -> None:
-    points = np.array([[0.0, 2.0], [1.0, 1.0]])
-    assert hypervolume(points, np.array([1.0, 1.0])) == 0.0
-    assert hypervolume(np.empty((0, 2)), np.ones(2)) == 0.0
-    assert hypervolume(points, np.array([3.0, 3.0])) == 3 * 1 + 2 * 1
 
 
 def test_the_knee() -> None:

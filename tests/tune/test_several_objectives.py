@@ -12,13 +12,13 @@ import numpy as np
 import optuna
 import pytest
 import yaml
+from optuna._hypervolume import compute_hypervolume
 
 from posttrain.store.errors import UserError, WorkError
 from posttrain.tune import Choice, Float, Int, Objective, Space, TrialContext, minimize
 from posttrain.tune.api import optimize
 from posttrain.tune.goal import Goal
 from posttrain.tune.objectives import read_objectives
-from posttrain.tune.pareto import hypervolume
 from posttrain.tune.runs import CurvePoint, replay
 from posttrain.tune.samplers.registry import make_sampler
 from posttrain.tune.study import read_study
@@ -334,7 +334,8 @@ def volume(sampler: Any, seed: int, count: int) -> float:
         finished = TrialState.FINISHED
         settings = proposal.drawn
         trials.append(Trial(number, settings, settings, finished, value=first, others=(second,), notes=proposal.notes))
-    return hypervolume(np.array([trial.values for trial in trials]), np.array([1.0, 6.0]))
+    points, reference = np.array([trial.values for trial in trials]), np.array([1.0, 6.0])
+    return float(compute_hypervolume(points[(points < reference).all(axis=1)], reference))
 
 
 @pytest.mark.slow

@@ -1,10 +1,9 @@
-"""The importance of settings: the share of the differences that each explains, and what the best trials have in common.
+"""The importance of settings: the share of the differences that each explains.
 
 fANOVA (Hutter, Hoos and Leyton-Brown, 2014, https://proceedings.mlr.press/v32/hutter14.html) fits a random forest and
 integrates it over the space. Optuna has it, too, but walks its trees once for each split, which takes minutes from 500
 trials on, and integrates over numbers as they are; here the measure is the unit cube, from which the space is drawn, so
-that a logarithmic range counts by its logarithm. PED-ANOVA (arXiv:2304.10255, with conditions arXiv:2601.20800) is
-Optuna's.
+that a logarithmic range counts by its logarithm.
 """
 
 import math
@@ -14,11 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-import optuna
 
 from posttrain.tune.losses import FEWEST, Comparable, comparable_values, worst_shown
 from posttrain.tune.space import Space
-from posttrain.tune.storage import to_distribution, to_optuna
 from posttrain.tune.trial import Trial
 
 if TYPE_CHECKING:
@@ -28,8 +25,6 @@ MOST = 2_000
 """Trials that importance is computed from; of more, so many are drawn at random: a forest of 10,000 takes a minute."""
 
 _TREES = 64
-
-_TOP_SHARE, _FEWEST_TOP = 0.1, 5  # of the trials that PED-ANOVA calls the best; its authors want five at the least
 
 
 @dataclass(frozen=True)
@@ -47,9 +42,6 @@ class Importance:
             settings say nothing about the value, whatever their shares.
         conditional: settings that fANOVA leaves out, as they do not exist in all of these trials, and in how many they
             do.
-        top_shares: PED-ANOVA: how much the distribution of a setting among the best trials differs from that among all,
-            as a share of all differences, the greatest first; empty where the best trials differ in nothing.
-        top: the number of these best trials.
     """
 
     compared: Comparable
@@ -59,8 +51,6 @@ class Importance:
     shares: Mapping[str, float] = field(default_factory=dict)
     fit: float = math.nan
     conditional: Mapping[str, int] = field(default_factory=dict)
-    top_shares: Mapping[str, float] = field(default_factory=dict)
-    top: int = 0
 
 
 def measure_importance(space: Space, trials: Sequence[Trial], *, maximize: bool = False, seed: int = 0) -> Importance:
@@ -90,17 +80,14 @@ def measure_importance(space: Space, trials: Sequence[Trial], *, maximize: bool 
     limit = worst_shown(values, maximize)
     capped = np.maximum(values, limit) if maximize else np.minimum(values, limit)
     shares, fit = fanova(points[:, kept], capped, seed) if kept else (np.zeros(0), math.nan)
-    top_shares, top = _ped_anova(space, rows, values, maximize)
     return Importance(
         compared,
         len(rows),
         limit,
         int((capped != values).sum()),
-        _sorted(dict(zip(names, shares.tolist(), strict=True))),
+        dict(sorted(zip(names, shares.tolist(), strict=True), key=lambda item: -item[1])),
         fit,
         {name: count for name, count in counts.items() if count < len(rows)},
-        _sorted(top_shares),
-        top,
     )
 
 
@@ -160,36 +147,3 @@ def _boxes(tree: "Tree") -> tuple[np.ndarray, np.ndarray]:
         nodes = np.concatenate([left, right])
         nodes = nodes[tree.children_left[nodes] >= 0]
     return low, high
-
-
-def _ped_anova(
-    space: Space, trials: Sequence[Trial], values: np.ndarray, maximize: bool
-) -> tuple[dict[str, float], int]:
-    """Returns the shares by name, and how many trials are the best."""
-    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
-
-    quantile = max(_TOP_SHARE, (_FEWEST_TOP - 0.5) / len(values))
-    ordered = np.sort(-values if maximize else values)
-    top = int((ordered <= ordered[math.ceil(quantile * len(values)) - 1]).sum())
-    distributions = {name: to_distribution(parameter) for name, parameter in space.parameters.items()}
-    study = optuna.create_study(direction="maximize" if maximize else "minimize")
-    study.add_trials(
-        optuna.trial.create_trial(
-            params=to_optuna(space.parameters, trial.drawn),
-            distributions={name: distributions[name] for name in trial.drawn},
-            value=float(value),
-        )
-        for trial, value in zip(trials, values, strict=True)
-    )
-    with warnings.catch_warnings():
-        # Of conditional settings in few trials, which count little: their share is weighted by that.
-        warnings.simplefilter("ignore")
-        sizes = get_param_importances(
-            study, evaluator=PedAnovaImportanceEvaluator(target_quantile=quantile), normalize=False
-        )
-    total = sum(sizes.values())
-    return {name: size / total for name, size in sizes.items()} if total > 0 else {}, top
-
-
-def _sorted(shares: Mapping[str, float]) -> dict[str, float]:
-    return dict(sorted(shares.items(), key=lambda item: -item[1]))

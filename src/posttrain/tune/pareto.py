@@ -1,4 +1,4 @@
-"""Pareto arithmetic: dominance, fronts, knees and hypervolume. Less is better in every coordinate.
+"""Pareto arithmetic: dominance, fronts and knees. Less is better in every coordinate.
 
 A point dominates another if it is nowhere worse and somewhere better. Equal points do not dominate each other.
 """
@@ -45,32 +45,3 @@ def knee(points: np.ndarray) -> int:
         points: float64 [N, K], of one front.
     """
     return int(np.argmin((scale_to_range(points) ** 2).sum(axis=1)))
-
-
-def hypervolume(points: np.ndarray, reference: np.ndarray) -> float:
-    """Returns the volume of what points dominate, up to a reference point (Zitzler and Thiele 1998), exactly.
-
-    Slices along the last coordinate: their number of coordinates falls by one each time (While et al. 2006).
-
-    Args:
-        points: float64 [N, K]; those that are not below the reference in every coordinate add nothing.
-        reference: float64 [K].
-    """
-    inside = points[(points < reference).all(axis=1)]
-    if len(inside) == 0:
-        return 0.0
-    if points.shape[1] == 1:
-        return float(reference[0] - inside.min())
-    if points.shape[1] == 2:
-        inside = inside[np.argsort(inside[:, 0])]
-        # Each point adds what lies below all before it; a dominated one nothing.
-        floors = np.minimum.accumulate(np.append(reference[1], inside[:, 1]))
-        return float((reference[0] - inside[:, 0]) @ (floors[:-1] - floors[1:]))
-    inside = inside[front_mask(inside)]
-    inside = inside[np.argsort(inside[:, -1])]
-    depths = np.diff(np.append(inside[:, -1], reference[-1]))
-    return sum(
-        float(depth) * hypervolume(inside[: index + 1, :-1], reference[:-1])
-        for index, depth in enumerate(depths)
-        if depth > 0
-    )

@@ -1,4 +1,4 @@
-"""The page of a study with several objectives: its front, its hypervolume, and what mattered for each objective."""
+"""The page of a study with several objectives: its front, and what mattered for each objective."""
 
 import re
 from collections.abc import Callable
@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from optuna._hypervolume import compute_hypervolume
 
 from posttrain.tune.events import Event
 from posttrain.tune.goal import Goal
 from posttrain.tune.objectives import Objective, Objectives
 from posttrain.tune.parameters import Choice, Float
-from posttrain.tune.report.front import front_charts, hypervolume_chart
+from posttrain.tune.report.front import front_charts
 from posttrain.tune.report.study import study_page
 from posttrain.tune.space import Space
 from posttrain.tune.study import Study, read_study_events
@@ -79,27 +78,6 @@ def test_three_objectives_are_three_pairs() -> None:
         assert all(entry["name"] != "border" for entry in chart.option["series"])
 
 
-def test_the_hypervolume_is_that_of_the_trials_until_then() -> None:
-    chart, note = hypervolume_chart(TWO, TRIALS)
-    assert chart is not None
-    # The box: loss from 1 to 4, accuracy from 0.7 to 0.1. Trial 5 changes nothing, and 2 did not finish.
-    points = np.array([(3.0, -0.1), (2.0, -0.6), (1.0, -0.5), (4.0, -0.7)])
-    expected = [
-        (number, compute_hypervolume((points[:count] - [1, -0.7]) / [3, 0.6], np.ones(2)))
-        for number, count in ((0, 1), (1, 2), (3, 3), (4, 4))
-    ]
-    drawn = series(chart, "hypervolume")
-    assert [number for number, _ in drawn] == [0, 1, 3, 4, 5]
-    assert [value for _, value in drawn[:4]] == pytest.approx([value for _, value in expected], abs=1e-12)
-    assert drawn[-1][1] == drawn[-2][1]
-    assert note.startswith("Hypervolume: the share of the box")
-    # A limit is the edge of the box: a loss above 2.5 counts nothing.
-    limited = Objectives((Objective("loss", limit=2.5), Objective("accuracy", True)))
-    chart, _ = hypervolume_chart(limited, TRIALS)
-    assert series(chart, "hypervolume")[0] == (0, 0.0)
-    assert hypervolume_chart(TWO, TRIALS[2:3]) == (None, "")
-
-
 def fill(study: Study, count: int) -> None:
     generator = np.random.default_rng(1)
     for number in range(count):
@@ -132,7 +110,7 @@ def test_the_page_says_what_was_chosen_and_what_mattered(tmp_path: Path) -> None
     assert f"takes trial {best.number}: {THREE.describe(best.values or ())}. {EVIL}: rate explains " in sentence
     assert "; accuracy: batch explains " in sentence
     assert "(limit 30)" in text
-    for heading in ("seconds by accuracy", "Hypervolume by trial", "accuracy by trial", "seconds by step"):
+    for heading in ("seconds by accuracy", "accuracy by trial", "seconds by step"):
         assert heading in text
     assert EVIL not in page
     assert page.count("</script>") == page.count("<script")
@@ -178,8 +156,6 @@ def test_the_page_in_a_browser(open_in_view: Callable[[Path], Any], tmp_path: Pa
     write_page(tmp_path / "page.html", partial(study_page, *read_study_events(tmp_path / "study"), EVIL, ()))
     loaded = open_in_view(tmp_path / "page.html")
     loaded.assert_self_contained()
-    loaded.assert_has_sections(
-        ["result", "front", "history", "curves", "importance", "settings", "combinations", "trials"]
-    )
+    loaded.assert_has_sections(["result", "front", "history", "curves", "importance", "settings", "trials"])
     loaded.assert_charts_are_named()
     loaded.assert_fits()

@@ -1,4 +1,4 @@
-"""Builds the charts of a study from its trials: history, curves, slices, parallel coordinates, importance."""
+"""Builds the charts of a study from its trials: history, curves, slices, importance."""
 
 import json
 import math
@@ -19,10 +19,8 @@ from posttrain.tune.importance import Importance
 from posttrain.tune.parameters import Choice, Float, Int, Parameter
 from posttrain.tune.report.trial_charts import (
     Measure,
-    ParallelAxis,
     TrialCurve,
     TrialPoint,
-    parallel_coordinates,
     trial_curves,
     trial_points,
 )
@@ -30,7 +28,6 @@ from posttrain.tune.trial import Trial, TrialState, best_trial
 
 _HISTORY = 1000  # points of a history
 _SLICES, _FEWEST = 6000, 50  # points of all slices, and of each at the least
-_LINES, _AXES = 200, 12  # of parallel coordinates
 _CURVES, _STEPS = 60, 100  # learning curves, and points of each
 _BEST_SHARE = 0.2  # of the trials that are drawn, where not all are: the best ones, the others at random
 _IMPROVEMENTS = 100  # rows of the history's table, the latest
@@ -46,16 +43,14 @@ class StudyCharts:
         history: by number, by seconds and by tokens.
         curves: learning curves; None where no trial has reported a value.
         slices: a chart for each setting.
-        parallel: parallel coordinates.
-        importance: fANOVA and PED-ANOVA, where there is something to draw.
+        importance: fANOVA, where there is something to draw.
         notes: by section, a sentence on what is not drawn; empty where all is.
     """
 
     history: tuple[Chart, ...]
     curves: Chart | None
     slices: tuple[Chart, ...]
-    parallel: Chart | None
-    importance: tuple[Chart, ...]
+    importance: Chart | None
     notes: Mapping[str, str]
 
 
@@ -78,24 +73,12 @@ def study_charts(
     count = max(_FEWEST, int(_SLICES * detail) // len(goal.space.parameters))
     sliced, slices_note = _sample(values, goal.maximize, count, "trials")
     slices = (_slice(name, goal.space.parameters[name], trials, values, sliced, measure) for name in names)
-    lines, lines_note = _sample(values, goal.maximize, int(_LINES * detail), "trials")
-    if len(names) > _AXES:
-        left_out = f"The {_AXES} most important of {len(names)} settings are drawn, without {', '.join(names[_AXES:])}."
-        lines_note = f"{lines_note} {left_out}".strip()
     return StudyCharts(
         history,
         curves,
         tuple(chart for chart in slices if chart),
-        _parallel(goal, trials, values, lines, names[:_AXES]),
-        tuple(
-            chart
-            for shares, title in (
-                (importance.shares, "Share of the differences that a setting alone explains (fANOVA)"),
-                (importance.top_shares, "What sets the best trials apart (PED-ANOVA)"),
-            )
-            if (chart := _shares(shares, title))
-        ),
-        {"history": history_note, "curves": curves_note, "slices": slices_note, "parallel": lines_note},
+        _shares(importance.shares, "Share of the differences that a setting alone explains (fANOVA)"),
+        {"history": history_note, "curves": curves_note, "slices": slices_note},
     )
 
 
@@ -109,8 +92,7 @@ def setting_text(value: Any) -> str:
 def _order(goal: Goal, importance: Importance) -> list[str]:
     """Returns the settings, the most important first."""
     names = list(goal.space.parameters)
-    shares = importance.top_shares or importance.shares
-    return sorted(names, key=lambda name: -shares.get(name, 0.0))
+    return sorted(names, key=lambda name: -importance.shares.get(name, 0.0))
 
 
 def _sample(values: Mapping[int, float], maximize: bool, count: int, name: str) -> tuple[list[int], str]:
@@ -340,37 +322,6 @@ def _log_ticks(low: float, high: float) -> list[float]:
         if len(inside) >= 3:
             return inside
     return [low, high]
-
-
-def _parallel(
-    goal: Goal,
-    trials: Sequence[Trial],
-    values: Mapping[int, float],
-    drawn: Sequence[int],
-    names: Sequence[str],
-) -> Chart | None:
-    parameters = goal.space.parameters
-    ranked = sorted(drawn, key=lambda number: (-values[number] if goal.maximize else values[number], number))
-    lines = []
-    for position, number in enumerate(ranked):
-        settings = trials[number].drawn
-        units = [parameters[name].to_unit(settings[name]) if name in settings else None for name in names]
-        lines.append((f"trial {number}", units, position / max(len(ranked) - 1, 1)))
-    rows = [
-        (
-            f"{number}",
-            number_text(values[number]),
-            *(setting_text(trials[number].drawn[name]) if name in trials[number].drawn else "" for name in names),
-        )
-        for number in ranked
-    ]
-    return parallel_coordinates(
-        [ParallelAxis(name, parameter_labels(parameters[name])) for name in names],
-        lines,
-        "Settings of the trials, darker the better",
-        ("trial", goal.objective, *names),
-        rows,
-    )
 
 
 def _shares(shares: Mapping[str, float], title: str) -> Chart | None:

@@ -1,22 +1,17 @@
-"""Builds the charts of a study's Pareto front: pairs of objectives, and the hypervolume as trials finish."""
+"""Builds the charts of a study's Pareto front: pairs of objectives."""
 
 from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
 
-from posttrain.report.charts.chart import Chart, Option, ticks, value_axis
-from posttrain.report.formatting import number_text, percent_text
-from posttrain.tune.losses import worst_shown
+from posttrain.report.charts.chart import Chart, Option, value_axis
+from posttrain.report.formatting import number_text
 from posttrain.tune.objectives import Objectives
-from posttrain.tune.pareto import hypervolume, is_dominated
 from posttrain.tune.report.trial_charts import Measure
 from posttrain.tune.trial import Trial, TrialState
 
 _POINTS = 1000  # of trials that are on no front, in each chart
-
-_VOLUMES = {2: 200, 3: 60}  # of a history, by the number of objectives: exact volumes in many dimensions are slow
-_FEWEST_VOLUMES = 12
 
 _Layer = tuple[str, Sequence[Trial], Option, Option]  # name, trials, symbol and style
 
@@ -107,64 +102,6 @@ def _pair(
     ]
     columns = ("trial of the front", x_measure.name, y_measure.name)
     return Chart(title, option, 300, columns, rows, note="; ".join(notes), heading=title)
-
-
-def hypervolume_chart(objectives: Objectives, trials: Sequence[Trial]) -> tuple[Chart | None, str]:
-    """Draws the hypervolume of the front after each trial, as a share of the box that it can fill.
-
-    Returns:
-        The chart, None before any trial has finished; and a sentence on the box and on what is not drawn.
-    """
-    finished = _finished(trials)
-    if not finished:
-        return None, ""
-    points = objectives.points(finished)
-    best, reference = points.min(axis=0), _reference(objectives, points)
-    scaled = (points - best) / np.where(reference > best, reference - best, 1.0)
-    changes: list[tuple[int, list[int]]] = []  # the trial that changed the front, and the rows of the front then
-    front: list[int] = []
-    for row, trial in enumerate(finished):
-        if not is_dominated(points[front], points[row]):
-            front = [other for other in front if not is_dominated(points[row : row + 1], points[other])] + [row]
-            changes.append((trial.number, front))
-    count = _VOLUMES.get(len(objectives), _FEWEST_VOLUMES)
-    kept = sorted({round(at) for at in np.linspace(0, len(changes) - 1, min(count, len(changes)))})
-    values = [(changes[at][0], hypervolume(scaled[changes[at][1]], np.ones(len(objectives)))) for at in kept]
-    last = max(trials[-1].number, 1)
-    data = [*values, (last, values[-1][1])]
-    option: Option = {
-        "grid": {"top": 10, "bottom": 0, "right": 12},
-        "xAxis": value_axis(
-            ticks(0.0, float(last), 5), number_text, name="trial", nameLocation="middle", splitLine={"show": False}
-        ),
-        "yAxis": value_axis([0.0, 0.25, 0.5, 0.75, 1.0], percent_text),
-        "tooltip": {"trigger": "item"},
-        "series": [
-            {
-                **{"type": "line", "name": "hypervolume", "data": data, "step": "end", "showSymbol": False},
-                **{"lineStyle": {"color": "$s1", "width": 2}, "itemStyle": {"color": "$s1"}},
-            }
-        ],
-    }
-    rows = [(f"{number}", percent_text(value)) for number, value in values]
-    title = "Hypervolume by trial"
-    note = (
-        "Hypervolume: the share of the box between the best value of each objective and its limit, or without one the "
-        "worst finished trial, that the front dominates."
-    )
-    if len(kept) < len(changes):
-        note += f" It is computed at {len(kept)} of the {len(changes)} trials that changed the front."
-    return Chart(title, option, 240, ("trial", "hypervolume"), rows, heading=title), note
-
-
-def _reference(objectives: Objectives, points: np.ndarray) -> np.ndarray:
-    """Returns the corner of the box: of each objective its limit, or its worst value that is of interest."""
-    edges = []
-    for item, column in zip(objectives.items, points.T, strict=True):
-        limit = None if item.limit is None else -item.limit if item.maximize else item.limit
-        # A limit that nothing meets leaves no box.
-        edges.append(limit if limit is not None and limit > column.min() else worst_shown(column))
-    return np.array(edges)
 
 
 def _finished(trials: Sequence[Trial]) -> list[Trial]:

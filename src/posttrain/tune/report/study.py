@@ -16,7 +16,7 @@ from posttrain.tune.lint import check_edges, check_space
 from posttrain.tune.losses import FEWEST
 from posttrain.tune.objectives import Objective, Objectives
 from posttrain.tune.report.charts import StudyCharts, setting_text, study_charts
-from posttrain.tune.report.front import front_charts, hypervolume_chart
+from posttrain.tune.report.front import front_charts
 from posttrain.tune.trial import Trial, TrialState, best_trial, rank, with_objective
 
 _HISTORY = "The final or latest value of each trial, and the best of those that have finished. "
@@ -72,13 +72,6 @@ def study_page(
             lambda part: [Grid(part.charts.slices)] if part.charts.slices else [],
             "Each setting alone, over {compared}, the most important first. {note}",
             "slices",
-        ),
-        _section(
-            "Combinations",
-            parts,
-            lambda part: [part.charts.parallel] if part.charts.parallel else [],
-            "A line for each trial, over {compared}; drag along an axis to select. {note}",
-            "parallel",
         ),
         _trials_section(goal, trials, front),
     ]
@@ -158,13 +151,12 @@ def _front_section(
     if not front:
         return Section("Front", [], "No trial has finished yet.")
     charts, front_note = front_charts(goal.objectives, trials, front, best, detail)
-    volume, volume_note = hypervolume_chart(goal.objectives, trials)
     objectives = ", ".join(_objective_text(item) for item in goal.objectives.items)
     caption = (
         f"Finished trials, by {objectives}. A trial is on the front if no other is as good in every objective and "
-        f"better in one. {front_note} {volume_note}"
+        f"better in one. {front_note}"
     )
-    return Section("Front", blocks(Text(caption, "caption"), charts, volume))
+    return Section("Front", blocks(Text(caption, "caption"), charts))
 
 
 def _curves_section(parts: Sequence[_ObjectiveReport]) -> Section:
@@ -187,18 +179,13 @@ def _importance_section(parts: Sequence[_ObjectiveReport]) -> Section:
             f"Over {_values_text(importance)}. fANOVA: the share of the variance over the whole space that a setting "
             f"alone explains; {together} is left for settings together. The random forest behind it has R² "
             f"{importance.fit:.2f} for trials that it has not seen: near 1 the shares can be relied on, near 0 they "
-            f"are noise. PED-ANOVA: how much the settings of the best {importance.top} trials differ from those of "
-            "all; it sums to 100%, and counts conditional settings."
-        )
-        nothing = (
-            "" if importance.top_shares else "PED-ANOVA tells nothing: the best trials do not differ from the others."
+            f"are noise."
         )
         shown += blocks(
             Text(part.goal.objective if len(parts) > 1 else "", "heading"),
             Text(caption, "note" if shown else "caption"),
             (Text(line, "note") for line in _left_out(part.goal, part.trials, importance)),
             part.charts.importance,
-            Text(nothing, "note"),
         )
     return Section("Importance", shown, "There are too few different values to compare settings by.")
 

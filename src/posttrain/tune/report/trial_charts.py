@@ -1,4 +1,4 @@
-"""Charts of the trials of a search: points by state, learning curves with their ends, and parallel coordinates."""
+"""Charts of the trials of a search: points by state, and learning curves with their ends."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,13 +18,6 @@ STATES: dict[str, tuple[Option, Option]] = {
     "failed": ({"symbol": "triangle", "symbolSize": 9}, {"color": "$red"}),
 }
 """Symbol and style of the points of each state."""
-
-_SHADES = 6  # of parallel lines, as many as charts.css has
-
-_ROW = 66  # pixels of an axis of parallel coordinates
-
-UNSET = -0.12
-"""Position on a parallel axis of lines whose trial lacks the setting."""
 
 BEST = "best so far"
 """Name of the line over the points."""
@@ -190,66 +183,3 @@ def _line(name: str, data: Sequence[tuple[float, float | None]], colour: str, wi
     style = {"color": colour, "width": width, "opacity": opacity}
     line = {"type": "line", "name": name, "data": data, "lineStyle": style, "itemStyle": {"color": colour}}
     return line | {"showSymbol": False, "silent": True, "z": 1}
-
-
-@dataclass(frozen=True)
-class ParallelAxis:
-    """An axis of parallel coordinates: its name and its labels at positions in [0, 1]."""
-
-    name: str
-    labels: Sequence[tuple[float, str]]
-
-
-def parallel_coordinates(
-    axes: Sequence[ParallelAxis],
-    lines: Sequence[tuple[str, Sequence[float | None], float]],
-    title: str,
-    columns: tuple[str, ...],
-    rows: Sequence[tuple[str, ...]],
-) -> Chart | None:
-    """Draws a line for each trial across one axis for each setting, darker the better it is; None without lines.
-
-    Args:
-        axes: from top to bottom.
-        lines: of each trial its name, its positions in [0, 1], None where it lacks the setting, and its rank in [0, 1],
-            0 for the best.
-        title: describes the chart.
-        columns, rows: its numbers as a table.
-    """
-    if not lines:
-        return None
-    data = []
-    for name, positions, rank in sorted(lines, key=lambda line: -line[2]):
-        shade = min(int((1 - rank) * _SHADES), _SHADES - 1)
-        style = {"color": f"$heat-{shade}", "width": 2.5 if rank == 0 else 1.2, "opacity": 0.9 if shade > 2 else 0.7}
-        value = [UNSET if position is None else position for position in positions]
-        data.append({"name": name, "value": value, "lineStyle": style})
-    drawn = []
-    for at, axis in enumerate(axes):
-        labels = list(axis.labels)
-        if any(positions[at] is None for _, positions, _ in lines):
-            labels = [(UNSET, "not set"), *labels]
-        drawn.append(
-            {
-                **{"dim": at, "type": "value", "name": axis.name, "min": min(0.0, labels[0][0]), "max": 1.0},
-                **{"texts": labels, "axisLabel": _label({"customValues": [position for position, _ in labels]})},
-                # Above the left end of its axis: long names at its side would leave no room on a phone.
-                "nameTextStyle": _label(
-                    {"align": "left", "verticalAlign": "bottom", "fontWeight": 600, "lineHeight": 34}
-                ),
-                **{"nameLocation": "start", "nameGap": 0},
-                "axisLine": {"show": True, "lineStyle": {"color": "$gray"}},
-            }
-        )
-    option: Option = {
-        "grid": {"show": False},
-        "parallel": {"layout": "vertical", "left": 24, "right": 24, "top": 30, "bottom": 28},
-        "parallelAxis": drawn,
-        "series": [{"type": "parallel", "data": data, "smooth": False}],
-    }
-    return Chart(title, option, _ROW * (len(axes) - 1) + 66, columns, rows, heading=title)
-
-
-def _label(others: Option) -> Option:
-    # A halo, as lines cross the labels.
-    return {"color": "$ink", "textBorderColor": "$paper", "textBorderWidth": 4, "fontSize": 12.5, **others}

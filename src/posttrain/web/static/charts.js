@@ -134,7 +134,7 @@
       left: 4, right: 8, top: 8, outerBoundsMode: "same", outerBoundsContain: "all", ...option.grid,
       bottom: (option.grid?.bottom ?? 2) + below,
     };
-    for (const axis of [...list(option.xAxis), ...list(option.yAxis), ...list(option.parallelAxis)]) {
+    for (const axis of [...list(option.xAxis), ...list(option.yAxis)]) {
       const label = (axis.axisLabel ??= {});
       if (axis.texts) {
         const texts = axis.texts;
