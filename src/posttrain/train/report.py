@@ -1,6 +1,6 @@
-"""The report of a training: its curves, what the monitor detected, and its steps in numbers."""
+"""The report of a training: its curves, and what the monitor detected."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -17,8 +17,6 @@ _CURVE_BYTES = 300_000
 """Approximate budget in bytes for the curves of all trainings on a page."""
 _STRIP_CELLS = 8000
 """Cells of the heat maps of all trainings on a page."""
-_TABLE_STEPS = 14
-"""Rows of a table of steps."""
 _MAX_DECISIONS = 200
 """Rows of the table of decisions; the rest is only counted."""
 _TRAININGS = 20
@@ -46,7 +44,6 @@ _LAYERS = Message(
     "next to nothing."
 )
 _TIME = Message("The time of all steps by phase. `posttrain train --profile` shows more detail.")
-_NUMBERS = Message("The curves as tables: some of the steps, evenly spaced.")
 _SETTINGS = Message("The main settings; `config.yaml` has all of them.")
 
 
@@ -87,7 +84,6 @@ def training_sections(training: TrainingCurves) -> list[Section]:
         Section.of(Message("Decisions"), _DECISIONS, _decisions(training) or Text(_NO_PROBLEM, "empty")),
         Section.of(Message("Layers"), _LAYERS, layer_chart(training)),
         Section.of(Message("Time"), _TIME, time_chart(training)),
-        Section.of(Message("Numbers"), _NUMBERS, _numbers(training)),
         Section.of(Message("Settings"), _SETTINGS, Pairs(settings)),
     ]
     return [section for section in sections if section.blocks]
@@ -123,14 +119,13 @@ def trainings_section(trainings: Mapping[int, TrainingCurves | None], detail: fl
 
 
 def training_blocks(training: TrainingCurves, among: float = 1) -> list[Block]:
-    """Returns the curves, the decisions, the layers and the numbers; the more trainings a page shows, the coarser."""
+    """Returns the curves, the decisions and the layers; the more trainings a page shows, the coarser."""
     decisions, layers = _decisions(training), layer_chart(training, among)
     return blocks(
         Text(_lines_sentence(training), "note"),
         _curves(training, among),
         (Text(Message("Decisions"), "heading"), decisions) if decisions else None,
         (Text(Message("Layers"), "heading"), layers) if layers else None,
-        _numbers(training),
     )
 
 
@@ -261,34 +256,3 @@ def _done_about(decision: TrainingDecision) -> Message:
 
 def _action(name: str) -> Message:
     return Message(_ACTIONS.get(name, name))
-
-
-def _numbers(training: TrainingCurves) -> list[Block]:
-    """Returns tables of evenly spaced steps, including the first and the last, and of the gradient norms."""
-    columns: list[tuple[str, FloatArray, Callable[[float], str]]] = [
-        (title, training.values[key], style.show)
-        for key, title, style in MEASURES
-        if not np.isnan(training.values[key]).all()
-    ]
-    columns += [(name, values, number_text) for name, values in training.objective.items()]
-    count = len(training.steps)
-    places = sorted({round(at * (count - 1) / (_TABLE_STEPS - 1)) for at in range(_TABLE_STEPS)})
-    rows = [
-        (f"{int(training.steps[at]):,}", *(_value_or_dash(values[at], show) for _, values, show in columns))
-        for at in places
-    ]
-    norms = []
-    for name, values in training.groups.items():
-        finite = values[~np.isnan(values)]
-        if finite.size:
-            numbers = (finite[0], np.median(finite), finite[-1], finite.max())
-            norms.append((name, *(number_text(float(number)) for number in numbers)))
-    titles = Message("Steps in numbers"), Message("Gradient norms in numbers")
-    step_columns = (Message("step"), *(name for name, _, _ in columns))
-    norm_columns = (Message("layers"), Message("first"), Message("median"), Message("last"), Message("largest"))
-    folds = [Fold(titles[0], [Table(step_columns, rows, name=titles[0])])]
-    return [*folds, Fold(titles[1], [Table(norm_columns, norms, name=titles[1])])] if norms else [*folds]
-
-
-def _value_or_dash(value: float, show: Callable[[float], str]) -> str:
-    return "–" if np.isnan(value) else show(float(value))

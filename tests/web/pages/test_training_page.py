@@ -115,12 +115,12 @@ def page_file(folder: Path, tmp_path: Path) -> Path:
 def test_the_training_page_is_sound(open_in_view: Callable[[Path], Any], page_file: Path) -> None:
     loaded = open_in_view(page_file)
     loaded.assert_self_contained()
-    loaded.assert_has_sections(["curves", "decisions", "layers", "time", "numbers", "settings"])
+    loaded.assert_has_sections(["curves", "decisions", "layers", "time", "settings"])
     loaded.assert_charts_are_named()
     loaded.assert_fits()
 
 
-def test_the_page_shows_curves_decisions_and_tables(open_page: Callable[..., Any], page_file: Path) -> None:
+def test_the_page_shows_curves_and_decisions(open_page: Callable[..., Any], page_file: Path) -> None:
     page = open_page(page_file, 1100).page
     charts = page.locator("#curves figure.chart:visible .plot")
     titles = [str(chart.get_attribute("aria-label")).split(" by step")[0] for chart in charts.all()]
@@ -148,17 +148,6 @@ def test_the_page_shows_curves_decisions_and_tables(open_page: Callable[..., Any
     chart = page.locator("#curves figure.chart").first.locator(".plot svg")
     assert chart.locator(f'path[stroke="{red}"]').count() == 2, "a line for each"
     assert {"1", "2"} <= set(chart.locator("text").all_text_contents())
-    # The curves can be read as tables, by keyboard.
-    page.locator("#numbers summary").first.focus()
-    page.keyboard.press("Enter")
-    region = page.locator("#numbers .scroll").first
-    assert region.is_visible()
-    assert region.get_attribute("tabindex") == "0"
-    head = region.locator("thead").inner_text()
-    assert "loss" in head
-    first = region.locator("tbody tr").first.inner_text()
-    assert first.split()[0] == "0"
-    assert region.locator("tbody tr").last.inner_text().split()[0] == "199"
 
 
 def test_the_training_page_escapes_texts_of_users(folder: Path) -> None:
