@@ -11,7 +11,7 @@ from posttrain.tune.gaussian_process import encode
 from posttrain.tune.goal import Goal
 from posttrain.tune.runs import open_trials
 from posttrain.tune.transfer import warm_start
-from posttrain.tune.transfer.past import PastStudy, Task
+from posttrain.tune.transfer.past import PastStudy
 from posttrain.tune.transfer.warm_start import Transfer
 from posttrain.tune.trial import Trial, TrialState
 
@@ -19,7 +19,7 @@ LINE, SQUARE = Space({"x": Float(0, 1)}), Space({"x": Float(0, 1), "new": Float(
 
 TRIALS = tuple(Trial(n, {"x": n / 19}, {"x": n / 19}, TrialState.FINISHED, value=abs(n - 6)) for n in range(20))
 
-SOURCE = PastStudy("source", Goal(LINE), Task(), TRIALS)
+SOURCE = PastStudy("source", Goal(LINE), {}, TRIALS)
 
 
 def test_a_study_hands_its_defaults_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from posttrain.tune import Choice, Float, Int, Space, TrialContext, minimize
 from posttrain.tune.goal import Goal
 from posttrain.tune.objectives import Objective, Objectives
 from posttrain.tune.samplers.registry import make_sampler
-from posttrain.tune.transfer.past import PastStudy, Task, distances, read_past
+from posttrain.tune.transfer.past import PastStudy, distances, read_past
 from posttrain.tune.transfer.warm_start import FirstPoints, carry_over, choose_warm_start, read_warm_start
 from posttrain.tune.trial import Trial, TrialState
 
@@ -41,7 +41,7 @@ def past(
         drawn = space.draw(generator)
         settings = space.complete(drawn)
         trials.append(Trial(number, settings, drawn, TrialState.FINISHED, value=function(settings), seconds=2.0))
-    return PastStudy(name, Goal(space), Task(features or {}), tuple(trials))
+    return PastStudy(name, Goal(space), features or {}, tuple(trials))
 
 
 class TestFirstPoints(SamplerContract):
@@ -55,19 +55,18 @@ class TestFirstPoints(SamplerContract):
 
 
 def test_distances_are_in_deviations_of_the_studies() -> None:
-    task = Task({"size": 3.0, "length": 2.0}, {"words": [1.0, 0.0]})
+    task = {"size": 3.0, "length": 2.0}
     studies = [
         past("same", lambda _: 0.0, 1, features={"size": 3.0, "length": 2.0}),
         past("larger", lambda _: 0.0, 1, features={"size": 5.0}),
         past("unknown", lambda _: 0.0, 1),
-        replace(past("turned", lambda _: 0.0, 1), task=Task({}, {"words": [0.0, 2.0]})),
     ]
-    # Sizes 3 and 5 have a deviation of 1, more than the least scale; one cosine distance is divided by 0.2.
-    assert distances(task, studies) == [0.0, 2.0, None, 5.0]
+    # Sizes 3 and 5 have a deviation of 1, more than the least scale.
+    assert distances(task, studies) == [0.0, 2.0, None]
 
 
 def test_the_nearest_studies_give_their_best_settings() -> None:
-    goal, task = Goal(SQUARE), Task({"size": 3.0})
+    goal, task = Goal(SQUARE), {"size": 3.0}
     near = past("near", lambda s: abs(s["x"] - 0.2), features={"size": 3.1}, seed=1)
     next_one = past("next", lambda s: abs(s["x"] - 0.8), features={"size": 3.4}, seed=2)
     far = past("far", lambda s: s["y"], features={"size": 9.0}, seed=3)
@@ -80,7 +79,7 @@ def test_the_nearest_studies_give_their_best_settings() -> None:
 
 
 def test_nothing_near_means_defaults_and_says_so() -> None:
-    start = choose_warm_start([past("far", lambda _: 0.0, features={"size": 9.0})], Goal(SQUARE), Task({"size": 3.0}))
+    start = choose_warm_start([past("far", lambda _: 0.0, features={"size": 9.0})], Goal(SQUARE), {"size": 3.0})
     assert (start.sources, start.points) == ((), ())
     assert start.sentences == (
         "no earlier study is near: far is at 12, and near is up to 2",
@@ -97,7 +96,7 @@ def test_what_cannot_be_learned_from_is_left_out() -> None:
         past("other", lambda _: 0.0, space=other),
         replace(past("empty", lambda _: 0.0), trials=()),
     ]
-    start = choose_warm_start(studies, Goal(SQUARE), Task())
+    start = choose_warm_start(studies, Goal(SQUARE), {})
     assert start.sources == ()
     assert start.sentences == (
         "accuracy is left out: it searched the greatest accuracy",
@@ -141,7 +140,7 @@ def test_a_study_is_kept_with_its_task_and_found_again(tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"sampler": "random", "features": {"size": 3.0}}
     minimize(bowl(0.3, 0.6), SQUARE, budget=12, out=tmp_path / "first", **arguments)
     (study,) = read_past(tmp_path, Path())
-    assert (study.name, study.task.features, len(study.trials)) == ("first", {"size": 3.0}, 12)
+    assert (study.name, study.features, len(study.trials)) == ("first", {"size": 3.0}, 12)
     best = study.ranked[0]
     result = minimize(bowl(0.3, 0.6), SQUARE, budget=10, out=tmp_path / "next", warm_start=tmp_path, **arguments)
     assert dict(result.trials[0].settings) == dict(best.settings)
@@ -154,21 +153,12 @@ def test_a_study_is_kept_with_its_task_and_found_again(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "next" / "warm_start.json").read_text()) == kept
 
 
-def test_values_at_step_10_are_a_feature(tmp_path: Path) -> None:
-    def function(trial: TrialContext) -> None:
-        for step in range(1, 11):
-            trial.report(step, step + trial.number)
-
-    minimize(function, {"x": Float(0, 1)}, budget=5, out=tmp_path / "study", features={"size": 1.0})
-    assert PastStudy.read(tmp_path / "study").task.features == {"size": 1.0, "value at step 10": 11.0}
-
-
 def test_a_study_without_its_task_is_read_from_its_database(tmp_path: Path) -> None:
     minimize(bowl(0.3, 0.6), SQUARE, budget=5, out=tmp_path / "old")
     (tmp_path / "old" / "task.json").unlink()
     study = PastStudy.read(tmp_path / "old")
-    assert (len(study.trials), study.task) == (5, Task())
-    assert choose_warm_start([study], study.goal, Task()).sentences == (
+    assert (len(study.trials), study.features) == (5, {})
+    assert choose_warm_start([study], study.goal, {}).sentences == (
         "starts from 3 settings of old (not comparable, 5 trials)",
     )
 

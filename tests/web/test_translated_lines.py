@@ -22,7 +22,7 @@ from posttrain.store.message import Message
 from posttrain.tune.goal import Goal
 from posttrain.tune.objectives import Objective, Objectives
 from posttrain.tune.space import Space
-from posttrain.tune.transfer.past import PastStudy, Task
+from posttrain.tune.transfer.past import PastStudy
 from posttrain.tune.transfer.warm_start import choose_warm_start
 from posttrain.tune.trial import Trial, TrialState
 from posttrain.web.translations import LINES, Translator
@@ -195,13 +195,13 @@ def warm_start_sentences() -> list[str]:
         objectives = Objectives((Objective("held-out loss", maximize),))
         goal = Goal(Space(space or {"rate": {"float": [0, 1]}}), objectives)
         values = [Trial(n, {"rate": n / 9}, {"rate": n / 9}, TrialState.FINISHED, value=1.0 + n) for n in range(trials)]
-        return PastStudy(name, goal, Task({"records": 3.0}), tuple(values))
+        return PastStudy(name, goal, {"records": 3.0}, tuple(values))
 
     goal = past("this", space={"rate": {"float": [0, 1]}, "size": [1, 2]}).goal
     other, useless = past("round 2", space={"depth": [1, 2]}), past("round 3", maximize=True)
-    cold, empty = choose_warm_start([past("round 1")], goal, Task({"records": 9.0})), past("round 4", trials=0)
-    warm = choose_warm_start([past("round 1"), other, useless, empty], goal, Task({"records": 3.0}))
-    unknown = choose_warm_start([past("round 1")], goal, Task())
+    cold, empty = choose_warm_start([past("round 1")], goal, {"records": 9.0}), past("round 4", trials=0)
+    warm = choose_warm_start([past("round 1"), other, useless, empty], goal, {"records": 3.0})
+    unknown = choose_warm_start([past("round 1")], goal, {})
     texts = [*cold.sentences, *warm.sentences, *unknown.sentences]
     assert len(texts) == 9
     return [round_sentence(text) for text in texts]

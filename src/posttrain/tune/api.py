@@ -29,7 +29,7 @@ from posttrain.tune.space import Space
 from posttrain.tune.storage import LOCK, STUDY_FILE, TRIALS_FOLDER, begin_name, describe_location
 from posttrain.tune.study import Study
 from posttrain.tune.study_files import StudyFiles
-from posttrain.tune.transfer.past import PastStudy, Task, early_value, read_past, write_task
+from posttrain.tune.transfer.past import PastStudy, read_past, write_task
 from posttrain.tune.transfer.warm_start import NO_TRANSFER, FirstPoints, Transfer
 from posttrain.tune.trial import Trial
 from posttrain.tune.trial_folders import check_trials
@@ -112,9 +112,7 @@ def minimize(
         seed=seed,
         out=out,
         storage=storage,
-        transfer=Transfer(
-            _read_past(warm_start, out), lambda trials: Task({**(features or {}), **early_value(trials)})
-        ),
+        transfer=Transfer(_read_past(warm_start, out), lambda: features or {}),
     )
     for warning in [] if result.best is None else check_edges(goal.space, result.best):
         log.warning("  %s", warning)
@@ -170,12 +168,9 @@ def optimize(
         points = [*first, *(point for point in warm_start.points if point not in first)]
         first_sampler = FirstPoints(chosen_sampler, points, warm_start.sources, transfer, budget.trials)
 
-        def keep_task() -> None:
-            if folder is not None:
-                write_task(folder, goal, transfer.task(study.trials))
-
         study.export()  # so that a folder with a task has trials, though none yet
-        keep_task()
+        if folder is not None:
+            write_task(folder, goal, transfer.features())
         for warning in check_space(goal.space):
             log.warning("  %s", warning)
         driver = Driver(study, first_sampler, chosen_scheduler, runner, budget, trials_folder, seed)
@@ -188,7 +183,6 @@ def optimize(
         try:
             driver.run(observe, lines.show_time)
         finally:
-            keep_task()
             files.write()
         tried = next((trial for trial in study.trials if trial.drawn == current), None)
         return TuneResult(study.best, tuple(study.trials), tuple(study.front), tried)

@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,15 +25,14 @@ from posttrain.tune.schedulers.registry import make_scheduler
 from posttrain.tune.space import Space
 from posttrain.tune.trainings.checks import check_study
 from posttrain.tune.trainings.config import TuneConfig
-from posttrain.tune.trainings.features import data_task, early_losses, model_features
+from posttrain.tune.trainings.features import data_features, model_features
 from posttrain.tune.trainings.held_out import split_records
 from posttrain.tune.trainings.model_checks import check_answers, check_rank_patterns, check_shapes
 from posttrain.tune.trainings.one_shot import OneShotTrial, one_shot_config
 from posttrain.tune.trainings.settings import apply_settings, configured_values, find_point, warmup_share
 from posttrain.tune.trainings.training_trial import TrainingTrial
-from posttrain.tune.transfer.past import PastStudy, Task, read_past
+from posttrain.tune.transfer.past import PastStudy, read_past
 from posttrain.tune.transfer.warm_start import Transfer
-from posttrain.tune.trial import Trial
 
 log = logging.getLogger("posttrain")
 
@@ -153,13 +151,8 @@ def search_trainings(
         return open_trials(engine, trial.with_model(fetch_once(trial.model, base)), workers, tune.silence)
 
     @cache
-    def data_of_task() -> Task:
-        # Not before everything has been checked: a sentence model may run over the records.
-        return data_task(trial.records)
-
-    def task(trials: Sequence[Trial]) -> Task:
-        data, model = data_of_task(), model_features(fetch_once(trial.model, base))
-        return replace(data, features={**data.features, **model, **early_losses(out / "trials")})
+    def features() -> dict[str, float]:
+        return data_features(trial.records) | model_features(fetch_once(trial.model, base))
 
     return optimize(
         open_runner,
@@ -173,7 +166,7 @@ def search_trainings(
         out=out,
         storage=tune.storage,
         to_config=lambda best: apply_settings(trial.base, best.settings),
-        transfer=Transfer(past, task, configured_values(trial.base, space.parameters)),
+        transfer=Transfer(past, features, configured_values(trial.base, space.parameters)),
     )
 
 

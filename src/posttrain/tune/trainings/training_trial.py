@@ -13,16 +13,14 @@ import numpy as np
 from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.precision import choose_precision
 from posttrain.store.errors import UserError
-from posttrain.store.files import make_folder, write_atomically
+from posttrain.store.files import write_atomically
 from posttrain.train.callbacks import Callback, CallbackList, TrainingStopped
 from posttrain.train.monitor.metrics import StepValues
 from posttrain.train.standalone import TrainJobConfig, train_standalone
 from posttrain.tune.context import TrialContext, TrialInterrupted
 from posttrain.tune.objectives import Measured
-from posttrain.tune.trainings.features import EARLY_FOLDER
 from posttrain.tune.trainings.measured_trial import MeasuredTrial, untrained_model
 from posttrain.tune.trainings.settings import apply_settings
-from posttrain.tune.transfer.past import EARLY_STEP
 
 log = logging.getLogger("posttrain")
 
@@ -63,9 +61,8 @@ class TrainingTrial(MeasuredTrial):
         if not values:
             self.check_latency(lambda: untrained_model(Path(self.model), config.train, config.task))
         while len(values) < self.parts:
-            early = trial.folder.parent / EARLY_FOLDER / f"{trial.number:04d}.json"
             share = (len(values) + 1) / self.parts
-            measure = _StopAndMeasure(share, self.parts, partial(self.measure, costs), early, trial.show_life)
+            measure = _StopAndMeasure(share, self.parts, partial(self.measure, costs), trial.show_life)
             finished = self._train(trial.folder / _MODEL, config, measure)
             if measure.interruption is not None and not finished:
                 raise measure.interruption
@@ -109,13 +106,12 @@ class TrainingTrial(MeasuredTrial):
 
 
 class _StopAndMeasure(Callback):
-    """Stops a training after a share of its steps, and measures the model; keeps the training loss at step 10.
+    """Stops a training after a share of its steps, and measures the model.
 
     Args:
         share: of the steps.
         parts: Parts that the training is cut into.
         measure: returns the value of a model.
-        early: file of the early loss.
         show_life: called after each step, as a report is due after a part alone.
 
     Attributes:
@@ -129,10 +125,9 @@ class _StopAndMeasure(Callback):
         share: float,
         parts: int,
         measure: Callable[[LanguageModel], Measured],
-        early: Path,
         show_life: Callable[[], None],
     ) -> None:
-        self._share, self._measure, self._early, self._goal = share, measure, early, 0
+        self._share, self._measure, self._goal = share, measure, 0
         self._parts, self._show_life = parts, show_life
         self.tokens = 0
         self.value: Measured | None = None
@@ -148,9 +143,6 @@ class _StopAndMeasure(Callback):
 
     def on_step(self, step: StepValues) -> bool:
         self.tokens += step.tokens
-        if step.step + 1 == EARLY_STEP and math.isfinite(step.loss):
-            make_folder(self._early.parent)
-            write_atomically(self._early, json.dumps(step.loss).encode())
         try:
             self._show_life()
         except TrialInterrupted as interruption:

@@ -4,7 +4,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,29 +25,11 @@ log = logging.getLogger("posttrain")
 TASK_FILE = "task.json"
 """File in a study's folder with its goal and the features of its task."""
 
-EARLY_TRIALS, EARLY_STEP = 3, 10
-"""The first trials, and the step at which their loss is a feature of the task."""
+Features = Mapping[str, float]
+"""Numbers about what a study tunes, by name, by which studies are compared; sizes as their decimal logarithm."""
 
-_UNIT, _CENTROID_UNIT = 0.5, 0.2
-"""Least scales of a feature and of the cosine distance: a factor of three in size is one and a half units."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """Features of what a study tunes, by which studies are compared.
-
-    Attributes:
-        features: numbers by name; sizes and counts as their decimal logarithm.
-        centroids: mean vectors of the data, of length one, by the embedder that they come from, the best one first.
-    """
-
-    features: Mapping[str, float] = field(default_factory=dict)
-    centroids: Mapping[str, Sequence[float]] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the task as JSON values."""
-        centroids = {name: list(vector) for name, vector in self.centroids.items()}
-        return {"features": dict(self.features), "centroids": centroids}
+_UNIT = 0.5
+"""Least scale of a feature: a factor of three in size is about one unit."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +39,13 @@ class PastStudy:
     Attributes:
         name: for messages.
         goal: what it searched.
-        task: its features.
+        features: of its task.
         trials: its trials, by number.
     """
 
     name: str
     goal: Goal
-    task: Task
+    features: Features
     trials: tuple[Trial, ...]
 
     @classmethod
@@ -90,12 +72,12 @@ class PastStudy:
         """Returns the study that `to_json` was called on."""
         goal = Goal.from_json(content["goal"])
         trials = tuple(_read_trial(line, goal.space) for line in content["trials"])
-        return cls(content["name"], goal, Task(**content["task"]), trials)
+        return cls(content["name"], goal, content["features"], trials)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the study as JSON values."""
         trials = [trial.to_json() for trial in self.trials]
-        return {"name": self.name, "goal": self.goal.to_json(), "task": self.task.to_json(), "trials": trials}
+        return {"name": self.name, "goal": self.goal.to_json(), "features": dict(self.features), "trials": trials}
 
     @property
     def ranked(self) -> list[Trial]:
@@ -124,10 +106,10 @@ def read_kept_study(
     return read_study_events(folder, url, name)
 
 
-def write_task(folder: Path, goal: Goal, task: Task) -> None:
+def write_task(folder: Path, goal: Goal, features: Features) -> None:
     """Writes ``task.json``, by which later studies find this one."""
     # What else decides the values may name a path, which must not differ between a round's artifacts.
-    content = {"goal": replace(goal, identity={}).to_json(), "task": task.to_json()}
+    content = {"goal": replace(goal, identity={}).to_json(), "features": dict(features)}
     text = json.dumps(content, ensure_ascii=False, indent=1)
     write_atomically(folder / TASK_FILE, text.encode())
 
@@ -170,49 +152,31 @@ def read_past(values: Any, root: Path, where: str = "warm_start", exclude: Path 
     return list(studies.values())
 
 
-def early_value(trials: Sequence[Trial]) -> dict[str, float]:
-    """Returns the feature of the first trials' values at step 10, their mean; empty where none has reported it."""
-    first = trials[:EARLY_TRIALS]
-    values = [report.value for trial in first for report in trial.reports if report.step == EARLY_STEP]
-    return {f"value at step {EARLY_STEP}": float(np.mean(values))} if values else {}
-
-
-def distances(task: Task, past: Sequence[PastStudy]) -> list[float | None]:
+def distances(features: Features, past: Sequence[PastStudy]) -> list[float | None]:
     """Returns how far the tasks of studies are; None where nothing can be compared.
 
-    That is the root mean square of the differences of the features that both have, and of 1 - cosine of the centroids,
-    each divided by its deviation over the studies, which counts at least half a unit (0.2 of a cosine).
+    That is the root mean square of the differences of the features that both have, each divided by its deviation over
+    the studies, which counts at least half a unit.
     """
     scales = {}
-    for name in task.features:
-        values = [study.task.features[name] for study in past if name in study.task.features]
+    for name in features:
+        values = [study.features[name] for study in past if name in study.features]
         scales[name] = max(float(np.std(values)) if values else 0.0, _UNIT)
-    apart = [_centroid_distance(task, study.task) for study in past]
-    scale = max(float(np.std([value for value in apart if value is not None] or [0.0])), _CENTROID_UNIT)
     result: list[float | None] = []
-    for study, angle in zip(past, apart, strict=True):
-        other = study.task.features
-        terms = [(task.features[name] - other[name]) / scales[name] for name in task.features if name in other]
-        terms += [] if angle is None else [angle / scale]
+    for study in past:
+        other = study.features
+        terms = [(features[name] - other[name]) / scales[name] for name in features if name in other]
         result.append(math.sqrt(sum(term**2 for term in terms) / len(terms)) if terms else None)
     return result
-
-
-def _centroid_distance(first: Task, second: Task) -> float | None:
-    for name, vector in first.centroids.items():
-        if len(other := second.centroids.get(name, ())) == len(vector):
-            norms = float(np.linalg.norm(vector) * np.linalg.norm(other))
-            return 1 - float(np.dot(vector, other)) / norms if norms else None
-    return None
 
 
 def _is_study(folder: Path) -> bool:
     return (folder / TASK_FILE).is_file() or (folder / STUDY_FILE).is_file()
 
 
-def _goal_of_database(folder: Path) -> tuple[Goal, Task, tuple[Trial, ...]]:
+def _goal_of_database(folder: Path) -> tuple[Goal, Features, tuple[Trial, ...]]:
     goal, trials = read_study(folder)
-    return goal, Task(), tuple(trials)
+    return goal, {}, tuple(trials)
 
 
 def _read_trial(line: Mapping[str, Any], space: Space) -> Trial:

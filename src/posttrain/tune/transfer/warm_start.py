@@ -16,7 +16,7 @@ from posttrain.tune.parameters import Float, Int
 from posttrain.tune.samplers.base import Proposal, Sampler
 from posttrain.tune.samplers.initial import InitialPoints
 from posttrain.tune.space import Settings, Space, point_key
-from posttrain.tune.transfer.past import PastStudy, Task, distances
+from posttrain.tune.transfer.past import Features, PastStudy, distances
 from posttrain.tune.trial import Trial
 
 log = logging.getLogger("posttrain")
@@ -59,7 +59,7 @@ class WarmStart:
 
 
 def choose_warm_start(
-    past: Sequence[PastStudy], goal: Goal, task: Task, defaults: Mapping[str, Any] | None = None
+    past: Sequence[PastStudy], goal: Goal, features: Features, defaults: Mapping[str, Any] | None = None
 ) -> WarmStart:
     """Chooses the studies and the settings that a new study starts with.
 
@@ -69,7 +69,7 @@ def choose_warm_start(
     Args:
         past: finished studies.
         goal: what the new one searches.
-        task: its features.
+        features: of its task.
         defaults: values of parameters that a study may lack; the middle of their range where there are none.
     """
     usable, sentences = [], []
@@ -79,7 +79,7 @@ def choose_warm_start(
         else:
             usable.append(study)
     # Of two at the same distance the later one: a loop's last round.
-    order = sorted(enumerate(distances(task, usable)), key=lambda item: (item[1] is None, item[1] or 0.0, -item[0]))
+    order = sorted(enumerate(distances(features, usable)), key=lambda item: (item[1] is None, item[1] or 0.0, -item[0]))
     near = [(usable[index], far) for index, far in order if far is None or far <= NEAR][:_SOURCES]
     if not near:
         if order and order[0][1] is not None:
@@ -110,12 +110,12 @@ class Transfer:
 
     Args:
         past: finished studies.
-        task: returns the features of the task, given the trials so far.
+        features: returns those of the task.
         defaults: values of parameters that an earlier study may lack.
     """
 
     past: Sequence[PastStudy] = ()
-    task: Callable[[Sequence[Trial]], Task] = lambda trials: Task()
+    features: Callable[[], Features] = dict
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def open(self, goal: Goal, folder: Path | None, trials: Sequence[Trial]) -> WarmStart:
@@ -131,7 +131,7 @@ class Transfer:
             return read_warm_start(file)
         if not self.past:
             return WarmStart((), (), ())
-        warm_start = choose_warm_start(self.past, goal, self.task(trials), self.defaults)
+        warm_start = choose_warm_start(self.past, goal, self.features(), self.defaults)
         if trials:
             log.warning("  the study has begun without earlier ones: their settings are not tried first")
         for sentence in warm_start.sentences:
@@ -177,7 +177,7 @@ class FirstPoints(InitialPoints):
     """Proposes points, then settings whose rank a random forest predicts to be best, then what a sampler proposes.
 
     The forest learns from the trials of all sources: features of the task and settings, to the trial's rank within its
-    study, from 0 for the best to 1. Features of this task may become known as its first trials run.
+    study, from 0 for the best to 1.
 
     Args:
         sampler: proposes settings after these.
@@ -211,8 +211,8 @@ class FirstPoints(InitialPoints):
         """Returns the settings with the least predicted rank that differ from what was tried; None without a model."""
         from sklearn.ensemble import RandomForestRegressor
 
-        task = self._transfer.task(trials)
-        names = [name for name in task.features if all(name in study.task.features for study in self._sources)]
+        own = self._transfer.features()
+        names = [name for name in own if all(name in study.features for study in self._sources)]
         rows, ranks = [], []
         for study in self._sources:
             losses = study.losses()
@@ -220,7 +220,7 @@ class FirstPoints(InitialPoints):
             for position, number in enumerate(order):
                 drawn = carry_over(study.trials[number].settings, self.space, self._transfer.defaults)
                 if drawn is not None and len(order) > 1:
-                    features = [study.task.features[name] for name in names]
+                    features = [study.features[name] for name in names]
                     rows.append([*features, *encode(self.space, drawn)])
                     ranks.append(position / (len(order) - 1))
         if len(rows) < _LEAST_ROWS:
@@ -229,7 +229,7 @@ class FirstPoints(InitialPoints):
         forest.fit(np.array(rows), np.array(ranks))
         candidates = [self.space.draw(generator) for _ in range(_CANDIDATES)]
         points = np.array([encode(self.space, drawn) for drawn in candidates])
-        known = [task.features[name] for name in names]
+        known = [own[name] for name in names]
         predicted = forest.predict(np.column_stack([np.tile(known, (len(points), 1)), points]))
         if trials:
             others = np.array([encode(self.space, trial.drawn) for trial in trials])
