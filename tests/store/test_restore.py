@@ -79,16 +79,62 @@ def test_a_server_that_has_newer_rows_is_refused(root: Path, tmp_path: Path, pos
     config, server = StoreConfig(database=postgres_url), tmp_path / "server"
     assert restore(location, server, config).database is None
     (server / "posttrain.yaml").write_text(CONFIG)
-    second = restore(location, tmp_path / "second", config)
+    with pytest.raises(UserError, match="holds rows"):
+        restore(location, tmp_path / "second", config)
+    second = restore(location, tmp_path / "second", config, attach=True)
     assert second.database is not None
     with Workspace.open(server, config) as workspace:
         fill_more(workspace)
     with pytest.raises(UserError, match="holds rows"):
-        restore(location, tmp_path / "third", config)
+        restore(location, tmp_path / "third", config, attach=True)
     with pytest.raises(UserError, match="holds rows"):
         restore(location, server, config, replace=True)
     assert not (server / ".posttrain.replaced-1").exists()
     assert_sound(server, config)
+
+
+def test_a_copy_of_a_workspace_is_not_attached_to_its_live_database(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location, live = str(tmp_path / "one.tar"), StoreConfig(database=f"sqlite:///{tmp_path / 'live.db'}")
+    back_up(root, location)
+    restore(location, tmp_path / "live", live)
+    before = (tmp_path / "live.db").read_bytes()
+    for _ in range(2):  # the marker of the first try must not let the second in
+        with pytest.raises(UserError, match="would both write there"):
+            restore(location, tmp_path / "copy", live)
+    assert (tmp_path / "live.db").read_bytes() == before
+    with Workspace.open(tmp_path / "live", live) as workspace:
+        assert not (tmp_path / "copy" / ".posttrain" / "format.json").exists()
+        rows = all_rows(workspace)
+    # With a place of its own the same call goes through, also killed on the way.
+    own = StoreConfig(database=f"sqlite:///{tmp_path / 'own.db'}")
+
+    def killed(workspace: Workspace) -> list[str]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("posttrain.store.restore._link_champion", killed)
+        with pytest.raises(KeyboardInterrupt):
+            restore(location, tmp_path / "copy", own)
+    restore(location, tmp_path / "copy", own)
+    with Workspace.open(tmp_path / "copy", own) as workspace:
+        assert all_rows(workspace) == rows
+    assert restore(location, tmp_path / "again", live, attach=True).database == str(tmp_path / "live.db")
+    # In its own place, a workspace keeps its database.
+    (tmp_path / "live" / "posttrain.yaml").write_text(CONFIG)
+    assert restore(location, tmp_path / "live", live, replace=True).replaced is not None
+
+
+@pytest.mark.slow
+def test_a_copy_of_a_workspace_is_not_attached_to_its_live_artifacts(root: Path, tmp_path: Path, s3_url: str) -> None:
+    location, live = str(tmp_path / "one.tar"), StoreConfig(artifacts=s3_url)
+    back_up(root, location)
+    restore(location, tmp_path / "live", live)
+    with pytest.raises(UserError, match="would both write there"):
+        restore(location, tmp_path / "copy", live)
+    assert_sound(tmp_path / "live", live)
+    restore(location, tmp_path / "copy", live, attach=True)
 
 
 def test_only_what_is_damaged_is_restored(root: Path, tmp_path: Path) -> None:

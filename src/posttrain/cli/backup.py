@@ -83,6 +83,10 @@ def restore(
     replace: Annotated[
         bool, typer.Option("--replace", help="Rename the .posttrain that is there, and restore in its place.")
     ] = False,
+    attach: Annotated[
+        bool,
+        typer.Option("--attach", help="Take over the database and artifact store of a workspace that is gone."),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Restore a workspace from a backup.
@@ -99,7 +103,7 @@ def restore(
         elif damaged:
             _restore_damaged(source, location, chosen, workspace, json)
         else:
-            _restore(source, location, chosen, workspace, replace, json)
+            _restore(source, location, chosen, workspace, replace, attach, json)
 
 
 def _list(source: "BackupRepository", json: bool) -> None:
@@ -126,7 +130,13 @@ def _summary(backup: "Backup") -> dict[str, object]:
 
 
 def _restore(
-    source: "BackupRepository", location: str, chosen: str | None, root: Path, replace: bool, json: bool
+    source: "BackupRepository",
+    location: str,
+    chosen: str | None,
+    root: Path,
+    replace: bool,
+    attach: bool,
+    json: bool,
 ) -> None:
     from posttrain.store.restore import choose_backup, restore_backup
 
@@ -137,7 +147,7 @@ def _restore(
             # Its lines stay in the errors of the store that it names.
             return reading.enter_context(store_config(root))
 
-        report = restore_backup(source, backup, root, read_config, replace=replace)
+        report = restore_backup(source, backup, root, read_config, replace=replace, attach=attach)
     if json:
         print_json(asdict(report) | {"backup": _summary(backup), "replaced": report.replaced and str(report.replaced)})
     else:

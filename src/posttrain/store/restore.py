@@ -31,7 +31,7 @@ from posttrain.store.files import (
     sync_tree,
     write_atomically,
 )
-from posttrain.store.hashing import file_digest
+from posttrain.store.hashing import digest, file_digest
 from posttrain.store.journal import Journal, read_journal
 from posttrain.store.metadata import Metadata
 from posttrain.store.progress import progress_bar
@@ -40,7 +40,7 @@ from posttrain.store.workers import exclude_workers
 from posttrain.store.workspace import JOURNAL, Workspace, database_url, open_artifacts_of
 
 _MARKER = "restoring.json"
-"""Says which backup is being restored; there until the workspace is whole."""
+"""Says which backup is being restored and into which stores; there until the workspace is whole."""
 
 _OWN = ".posttrain/"
 
@@ -99,6 +99,7 @@ def restore_backup(
     read_config: Callable[[], StoreConfig],
     *,
     replace: bool = False,
+    attach: bool = False,
 ) -> RestoreReport:
     """Makes ``root`` the workspace that was backed up; killed, the same call again finishes it.
 
@@ -110,9 +111,12 @@ def restore_backup(
         root: The workspace's folder; it need not exist.
         read_config: Reads the store's config in ``root``; called once its files are there.
         replace: True renames a workspace that is there; it is never removed.
+        attach: True takes over a database on a server with the backup's rows, or an artifact store that is in use: the
+            workspace that used them is gone.
 
     Raises:
-        UserError: there is a workspace, another process works in it, or the disk or the database refused.
+        UserError: there is a workspace, another process works in it, another workspace may use the database or the
+            artifact store, or the disk or the database refused.
         DamagedArtifactError: the backup's own artifact is damaged.
     """
     root = root.absolute()
@@ -128,7 +132,7 @@ def restore_backup(
         with disk_errors(home):
             home.mkdir(mode=0o700, exist_ok=True)
         with exclude_workers(home):
-            return _restore(repository, backup, folder, root, read_config, replaced)
+            return _restore(repository, backup, folder, root, read_config, replaced, attach or replaced is not None)
 
 
 def _restore(
@@ -138,9 +142,12 @@ def _restore(
     root: Path,
     read_config: Callable[[], StoreConfig],
     replaced: Path | None,
+    attach: bool,
 ) -> RestoreReport:
     home = root / ".posttrain"
-    write_atomically(home / _MARKER, json.dumps({"backup": backup.id}).encode())
+    marker = home / _MARKER
+    begun = json.loads(marker.read_bytes()) if marker.exists() else {}
+    write_atomically(marker, json.dumps({"stores": begun.get("stores"), "backup": backup.id}).encode())
     _remove_unfinished(home)
     with disk_errors(home):
         for name in ("scratch", "tmp"):
@@ -149,6 +156,11 @@ def _restore(
     kept, unreadable = _restore_files(repository, backup, folder, root)
     config = read_config()
     artifacts = open_artifacts_of(home, config)
+    stores = digest([database_url(home, config), config.artifacts])
+    # What a killed restore has begun to fill is its own.
+    if not attach and begun != {"stores": stores, "backup": backup.id}:
+        _check_unused(home, config, artifacts)
+    write_atomically(marker, json.dumps({"stores": stores, "backup": backup.id}).encode())
     if isinstance(artifacts, LocalArtifacts):
         with disk_errors(artifacts.root):
             artifacts.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -163,7 +175,7 @@ def _restore(
             missing += _link_champion(workspace.for_arm(arm))
     # Last of all: until it has written `format.json`, `Workspace.open` finds no workspace.
     Workspace.create(root, config).close()
-    (home / _MARKER).unlink()
+    marker.unlink()
     count = sum(not problem for problem in map(artifacts.verify_sizes, backup.artifacts))
     return RestoreReport(backup, count, rows, len(backup.files), database, replaced, kept, missing)
 
@@ -307,6 +319,23 @@ def _check_database(home: Path, config: StoreConfig, journal: Journal) -> None:
     position, location = _database_position(url)
     if not _is_own(url, home) and position not in (None, 0, read_journal(journal.path).last):
         raise rows_error(location)
+
+
+def _check_unused(home: Path, config: StoreConfig, artifacts: ArtifactStore) -> None:
+    """Refuses a database or an artifact store outside ``home`` that holds something.
+
+    Raises:
+        UserError: it does: two workspaces would write to it, and ``data gc`` of one remove artifacts of the other.
+    """
+    url = database_url(home, config)
+    position, location = _database_position(url)
+    if _is_own(url, home) or position in (None, 0):
+        if isinstance(artifacts, LocalArtifacts) or not artifacts.ids():
+            return
+        location = str(config.artifacts)
+    fix = f"name other ones in `store` of {home.parent / CONFIG_FILE} and repeat; --attach if that workspace is gone"
+    what = "holds rows or artifacts: the workspace that uses it and the restored one would both write there"
+    raise UserError(what, where=location, fix=fix)
 
 
 def _database_position(url: str) -> tuple[int | None, str]:
