@@ -18,7 +18,7 @@ from typing import Any
 from playwright.sync_api import Browser, Page, sync_playwright
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "web"))
+sys.path[:0] = [str(ROOT / "tests" / "web"), str(ROOT / "tests" / "label")]
 
 VIEWS = {"light": (1180, 820, "light"), "dark": (1180, 820, "dark"), "phone": (390, 844, "light")}
 LONGEST = 1500
@@ -168,7 +168,8 @@ def main(names: list[str]) -> None:
     workspace = Path(names.pop(0)) if names and names[0] not in PAGES else None
     if unknown := set(names) - PAGES.keys():
         raise SystemExit(f"no page {', '.join(sorted(unknown))}; there are {', '.join(PAGES)}")
-    executable = shutil.which("chromium") or shutil.which("google-chrome")
+    programs = ("chromium", "chromium-headless-shell", "google-chrome")
+    executable = next(filter(None, map(shutil.which, programs)), None)
     assert executable, "this needs Chromium: apt-get install chromium"
     folder = ROOT / "docs" / "screenshots"
     folder.mkdir(exist_ok=True)

@@ -12,6 +12,7 @@ from posttrain.label import webhook
 from posttrain.label.queue import Queue
 from posttrain.label.queue_rows import NewItem
 from posttrain.loop import watch
+from posttrain.loop.stages.fetch import Fetch
 from posttrain.store.workspace import Workspace
 
 
@@ -65,3 +66,56 @@ def test_a_watcher_neither_stops_nor_compares(
     result = posttrain("run", "--watch", *option, "-w", small())
     assert (result.code, len(result.err.splitlines())) == (2, 1)
     assert "--watch" in result.err
+
+
+@pytest.mark.parametrize("options", [(), ("--watch",)])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_workspace_that_is_moved_during_a_round_ends_it_in_one_line_and_leaves_nothing_behind(
+    small: Any,
+    posttrain: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    replaced: bool,
+) -> None:
+    root: Path = small(rounds=1)
+    moved = root.with_name("moved")
+    fetch = Fetch.run
+
+    def moving(stage: Fetch, context: Any, out: Path, scratch: Path) -> Any:
+        root.rename(moved)
+        if replaced:
+            (root / ".posttrain").mkdir(parents=True)
+            (root / ".posttrain" / "note").touch()
+        return fetch(stage, context, out, scratch)
+
+    monkeypatch.setattr(Fetch, "run", moving)
+    mistake = posttrain("run", *options, "-w", root)
+    lines = [line for line in mistake.err.splitlines() if "moved" in line]
+    assert (mistake.code, len(lines)) == (2, 1), mistake
+    assert "Traceback" not in mistake.err
+    assert "run the command again where it is now" in lines[0]
+    assert [path.name for path in root.rglob("*")] == ([".posttrain", "note"] if replaced else [])
+    assert root.exists() == replaced
+    monkeypatch.undo()
+    assert posttrain("run", "--until", "score", "-w", moved).code == 0
+
+
+def test_a_link_that_changes_its_target_does_not_move_a_round(
+    small: Any, posttrain: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    root: Path = small(rounds=1)
+    link, other = tmp_path / "current", tmp_path / "other"
+    other.mkdir()
+    link.symlink_to(root)
+    fetch = Fetch.run
+
+    def linking(stage: Fetch, context: Any, out: Path, scratch: Path) -> Any:
+        link.unlink()
+        link.symlink_to(other)
+        return fetch(stage, context, out, scratch)
+
+    monkeypatch.setattr(Fetch, "run", linking)
+    posttrain("run", "--rounds", "0", "-w", link)
+    assert list(other.iterdir()) == []
+    with Workspace.open(root) as store:
+        assert [run.status for run in store.metadata.runs()] == ["done"] * len(store.metadata.runs()) != []

@@ -70,6 +70,6 @@ def _watch(workspace: Path, rounds: int | None, urgent: bool, partial_batch: boo
     from posttrain.loop.watch import Watcher
 
     with print_events():
-        Watcher(workspace.absolute(), rounds, urgent, partial_batch).run()
+        Watcher(workspace.resolve(), rounds, urgent, partial_batch).run()
     with open_workspace(workspace) as (store, config):
         print_rounds(status(store, config))

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 from posttrain.jobs.gpus import reset_gpu_peak
 from posttrain.jobs.memory import UNKNOWN_MEMORY, Memory, peak_memory
 from posttrain.store.errors import UserError, WorkError, to_line
+from posttrain.store.files import make_folder
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def run_task(
         return Outcome(kind, value, error, time.monotonic() - began, peak_memory())
 
     try:
-        task.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(task.folder)
         return outcome("returned", function(TaskContext(task, send, show_life)))
     # Whatever the function raises is the task's outcome.
     except Exception as error:  # noqa: BLE001

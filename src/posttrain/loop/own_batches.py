@@ -13,7 +13,7 @@ from posttrain.label.formats.items import is_simple, user_prompt
 from posttrain.label.queue import Queue
 from posttrain.label.queue_rows import Batch
 from posttrain.loop.config import Config
-from posttrain.store.files import disk_errors, write_atomically
+from posttrain.store.files import disk_errors, make_folder, write_atomically
 from posttrain.store.hashing import canonical_json
 from posttrain.store.workspace import Workspace
 
@@ -95,6 +95,6 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> bool:
         if not rows:
             path.unlink(missing_ok=True)
             return True
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
     write_atomically(path, content)
     return True

@@ -23,6 +23,7 @@ from posttrain.store.errors import (
     EmptyDatabaseError,
     LockedError,
     LostDatabaseError,
+    MovedWorkspaceError,
     UserError,
     WorkError,
     is_user_mistake,
@@ -43,7 +44,7 @@ _FEEDBACK_SECONDS = 60.0
 
 _FIRST_RETRY, _LAST_RETRY = 60.0, 3600.0
 
-_NO_WORKSPACE = (DamagedDatabaseError, EmptyDatabaseError, LostDatabaseError)
+_NO_WORKSPACE = (DamagedDatabaseError, EmptyDatabaseError, LostDatabaseError, MovedWorkspaceError)
 """Errors that waiting does not mend, and with which nothing may be done to the workspace."""
 
 Session = Callable[[], AbstractContextManager[tuple[Workspace, Config]]]

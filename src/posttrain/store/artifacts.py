@@ -308,7 +308,8 @@ class LocalArtifacts(ArtifactStore):
         with disk_errors(self.root):
             if not self.root.is_dir():
                 make_folder(self.root)
-            self._temporary.mkdir(parents=True, exist_ok=True)
+            if not self._temporary.is_dir():
+                make_folder(self._temporary)
             # A rename does not cross file systems, such as a mount or a link to a larger disk.
             same_disk = self.root.stat().st_dev == self._temporary.stat().st_dev
         return temporary_folder(self._temporary if same_disk else self._staging_in_root)
@@ -324,7 +325,8 @@ class LocalArtifacts(ArtifactStore):
     def publish(self, folder: Path, artifact: Artifact) -> None:
         target = self.root / artifact.id
         with disk_errors(self.root):
-            self.root.mkdir(parents=True, exist_ok=True)
+            if not self.root.is_dir():
+                make_folder(self.root)
             # Nothing changes an artifact: an editor or a script that tries to is refused.
             for name in (*artifact.files, MANIFEST):
                 set_read_only(folder / name)

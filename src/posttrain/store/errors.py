@@ -55,6 +55,18 @@ class LostDatabaseError(UserError):
     """The database is gone, or older than its journal: the workspace has work that it does not know."""
 
 
+class MovedWorkspaceError(UserError):
+    """The workspace's folder was moved, replaced or removed while a process worked in it.
+
+    Args:
+        root: Where it was.
+    """
+
+    def __init__(self, root: object) -> None:
+        what = "the workspace was moved, replaced or removed while posttrain worked in it"
+        super().__init__(what, where=str(root), fix="run the command again where it is now")
+
+
 class LockedError(UserError):
     """Another process holds the lock that the work needs."""
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from posttrain.store.errors import LockedError, StorageError, UserError
+from posttrain.store.errors import LockedError, MovedWorkspaceError, StorageError, UserError
 
 _MESSAGES = {
     errno.ENOSPC: ("no space left on device", "free some space and run the same command again"),
@@ -37,6 +37,9 @@ _DISK_FULL_MESSAGES = (
 )
 
 _LOCK_SUFFIX = ".lock"
+
+HOME = ".posttrain"
+"""Name of the folder with a workspace's store."""
 
 _TEMPORARY = re.compile("[0-9a-f]{32}")
 
@@ -80,10 +83,15 @@ def make_folder(folder: Path) -> None:
     """Makes a folder and its parents, unless it exists, and writes their names through to the disk.
 
     Raises:
+        MovedWorkspaceError: the folder lies in a workspace's store that does not exist.
         UserError: a file has this path, or the disk refused.
     """
     with disk_errors(folder):
         missing = [path for path in (folder, *folder.parents) if not path.exists()]
+        # Only `Workspace.create` makes a store: one that is missing was moved, and the rest of the work must not go
+        # where nobody looks for it.
+        if home := next((path for path in missing if path.name == HOME), None):
+            raise MovedWorkspaceError(home.parent)
         try:
             # Else a power cut could take the folder with all synced files in it. The outer ones first, and again the
             # last one that exists: a killed process may have made it and not have come to syncing it.
@@ -92,6 +100,15 @@ def make_folder(folder: Path) -> None:
                 sync_name(path)
         except (FileExistsError, NotADirectoryError):
             raise UserError("a file has the folder's path", where=str(folder), fix="name another folder") from None
+
+
+def folder_id(folder: Path) -> tuple[int, int] | None:
+    """Returns what the system knows a folder by, wherever it is moved to; None if there is none."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def sync_name(path: Path) -> None:
@@ -272,6 +289,9 @@ def hold_lock(
     Raises:
         LockedError: another process holds it; names its id, its host and since when.
     """
+    # `FileLock` would make the folder, and so would lock an empty one in place of a workspace that was moved.
+    if not path.parent.is_dir():
+        make_folder(path.parent)
     # Not bound to this thread, as a release by another one would do nothing.
     lock = FileLock(path, timeout=wait, thread_local=False)
     note = _note(path)
@@ -341,8 +361,9 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
     # Locked, and before the folder exists: the kernel, not age, tells the folder of a killed process from that of a
     # living one, and a clean-up must never meet a living folder without its lock.
     claim = FileLock(f"{folder}{_LOCK_SUFFIX}", thread_local=False)
+    if not parent.is_dir():
+        make_folder(parent)
     with disk_errors(parent):
-        parent.mkdir(parents=True, exist_ok=True)
         claim.acquire()
     try:
         with disk_errors(parent):

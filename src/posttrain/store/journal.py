@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from posttrain.store.files import disk_errors, sync_folder
+from posttrain.store.errors import MovedWorkspaceError
+from posttrain.store.files import disk_errors, folder_id, sync_folder
 from posttrain.store.hashing import decode_line, encode_line, has_hole, read_lines
 
 _BLOCK = 1 << 16
@@ -40,6 +41,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._folder_id = folder_id(path.parent)
         self._end: int | None = None  # of the file, after what this object appended last
 
     def append(self, number: int, changes: Sequence[Change], *, snapshot: bool = False) -> None:
@@ -51,8 +53,12 @@ class Journal:
             snapshot: True if ``changes`` are all rows of the database.
 
         Raises:
+            MovedWorkspaceError: the journal's folder is another one than at the start.
             StorageError: the disk refused.
         """
+        # The open database has moved along with the first folder: the two must not part.
+        if folder_id(self.path.parent) != self._folder_id:
+            raise MovedWorkspaceError(self.path.parent.parent)
         entry: dict[str, Any] = {"number": number, "changes": changes}
         line = encode_line(entry | ({"snapshot": True} if snapshot else {}))
         with disk_errors(self.path):

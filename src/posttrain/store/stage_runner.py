@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.store.artifacts import Artifact
-from posttrain.store.errors import DamagedArtifactError, StorageError, UserError, Waiting, WorkError, is_user_mistake
+from posttrain.store.errors import (
+    DamagedArtifactError,
+    StorageError,
+    UserError,
+    Waiting,
+    WorkError,
+    is_user_mistake,
+)
 from posttrain.store.files import disk_errors, make_folder, remove_tree, to_storage_error
 from posttrain.store.hashing import digest
 from posttrain.store.progress import task_seconds
@@ -60,10 +67,12 @@ def run_stage(
     is removed once the artifact is committed, or when the work ends in a user's mistake.
 
     Raises:
+        MovedWorkspaceError: the workspace is not at its place any more.
         Waiting: ``work`` did; the run is marked waiting.
         UserError: ``work`` did, or the disk refused.
         Exception: whatever else ``work`` raised; the run is marked failed.
     """
+    workspace.check_place()
     key = stage_key(stage, version, inputs, config, seed)
     scratch = workspace.scratch / key
 
@@ -87,6 +96,10 @@ def run_stage(
         workspace.metadata.wait_run(run.id, str(waiting), time.monotonic() - start)
         raise
     except BaseException as error:
+        if workspace.is_moved():
+            # Nothing is recorded: the journal's path may lead into another folder than the database's file.
+            remove_tree(scratch)
+            raise
         if is_user_mistake(error):
             remove_tree(scratch)  # a mistake must be corrected first, so there is nothing to resume
         _record_failure(workspace, run, error, time.monotonic() - start)
@@ -128,6 +141,8 @@ def _execute(workspace: Workspace, run: Run, kind: str, work: Work, scratch: Pat
     with workspace.artifacts.temporary_folder() as out:
         with disk_errors(out):
             meta = work(out, scratch)
+        # Libraries make the folders that they write to, and so may have made them where the workspace was.
+        workspace.check_place()
         artifact = workspace.artifacts.seal(out, kind, meta)
         seconds = time.monotonic() - start
         # Recorded between sealing and publishing: after a kill behind `publish`, `_find_sealed` takes the artifact over

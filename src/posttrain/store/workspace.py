@@ -11,10 +11,18 @@ from posttrain import __version__
 from posttrain.store.artifacts import ArtifactStore, LocalArtifacts
 from posttrain.store.config import StoreConfig, expand_variables
 from posttrain.store.database import RECOVER
-from posttrain.store.errors import EmptyDatabaseError, LostDatabaseError, UserError, is_user_mistake
+from posttrain.store.errors import (
+    EmptyDatabaseError,
+    LostDatabaseError,
+    MovedWorkspaceError,
+    UserError,
+    is_user_mistake,
+)
 from posttrain.store.extensions import Registry
 from posttrain.store.files import (
+    HOME,
     disk_errors,
+    folder_id,
     hold_lock,
     remove_tree,
     sync_folder,
@@ -65,7 +73,7 @@ class Workspace(AbstractContextManager["Workspace"]):
     """An open workspace; `create` or `open` opens it, `close` or the end of a ``with`` block closes it.
 
     Attributes:
-        root: The workspace's folder.
+        root: The workspace's folder, without links: it stays the same when a link to it changes.
         home: ``root/.posttrain``.
         worker: Id of this process while it works here; see `work`.
         scratch: Folder of the folders, named by the keys of stages, with what a stage resumes from; they survive kills.
@@ -73,12 +81,13 @@ class Workspace(AbstractContextManager["Workspace"]):
 
     def __init__(self, root: Path, metadata: Metadata, artifacts: ArtifactStore) -> None:
         self.root = root
-        self.home = root / ".posttrain"
+        self.home = root / HOME
         self.scratch = self.home / "scratch"
         self.metadata = metadata
         self.artifacts = artifacts
         self.worker: str | None = None
         self._created: list[Path] = []
+        self._folder_id = folder_id(self.home)
 
     @staticmethod
     def create(root: Path, config: StoreConfig = StoreConfig()) -> "Workspace":  # noqa: B008
@@ -90,8 +99,8 @@ class Workspace(AbstractContextManager["Workspace"]):
         Raises:
             UserError: the disk, the database or the artifact store refused.
         """
-        root = root.absolute()
-        home = root / ".posttrain"
+        root = root.resolve()
+        home = root / HOME
         if (home / "format.json").exists():
             _check_format(home)
             _check_writable(home)
@@ -130,8 +139,8 @@ class Workspace(AbstractContextManager["Workspace"]):
             UserError: there is no workspace here, a newer version wrote it, it cannot be written to (with
                 ``write``), or the database or the artifact store refuses.
         """
-        root = root.absolute()
-        home = root / ".posttrain"
+        root = root.resolve()
+        home = root / HOME
         if not (home / "format.json").exists():
             raise UserError("no workspace here", where=str(root), fix=f"posttrain init {root}")
         _check_format(home)
@@ -147,10 +156,28 @@ class Workspace(AbstractContextManager["Workspace"]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, Exception) and self.is_moved():
+            self.close()
+            if not (self.home / "format.json").exists():
+                # What libraries have made in its place; a folder with anything in it is not removed.
+                for folder in (self.scratch, self.home / "tmp", self.home, self.root):
+                    with suppress(OSError):
+                        folder.rmdir()
+            # In place of what the missing folder led to, such as a file that is not found.
+            raise MovedWorkspaceError(self.root) from error
         unused = self._created and is_user_mistake(error) and not self.metadata.artifacts()
         self.close()
         if unused:
             _remove_created(self._created)
+
+    def check_place(self) -> None:
+        """Raises a MovedWorkspaceError if the workspace is not at its place any more."""
+        if self.is_moved():
+            raise MovedWorkspaceError(self.root)
+
+    def is_moved(self) -> bool:
+        """Returns whether the store's folder is not at its place any more, or another folder is."""
+        return folder_id(self.home) != self._folder_id
 
     @contextmanager
     def work(self) -> Iterator[None]:

@@ -22,6 +22,7 @@ from posttrain.data.reading.pieces import Piece, read_piece
 from posttrain.data.records.record import CHANGED, FACT, RECORD, REJECTED, concat
 from posttrain.data.steps.step import GlobalStep, PreviousState, RowStep, ShardView
 from posttrain.jobs.map import Engine
+from posttrain.store.files import make_folder
 from posttrain.store.hashing import digest
 from posttrain.store.workspace import Workspace
 
@@ -154,7 +155,7 @@ class ShardTask:
         # The process id keeps two workers with the same task apart.
         unfinished = self.parent / f"{self.key}.{os.getpid()}.unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
+        make_folder(unfinished)
         self._fill(unfinished)
         # The rename comes last: a folder under its key is always whole, whenever the process is killed.
         os.replace(unfinished, folder)

@@ -21,7 +21,7 @@ from posttrain.data.versions.previous_assignment import ASSIGNMENTS, PreviousAss
 from posttrain.data.versions.shards import CHANGES, FACTS, REJECTIONS, Shard
 from posttrain.store.artifacts import ArtifactStore
 from posttrain.store.errors import DamagedArtifactError
-from posttrain.store.files import disk_errors
+from posttrain.store.files import disk_errors, make_folder
 
 EXCLUDED = 255
 """Split index of a row that is not in the version."""
@@ -281,7 +281,7 @@ def write_dataset(
     full = {**(meta or {}), "counts": {"records": records.num_rows, "rejected": rejected.num_rows}}
     text = json.dumps(full, ensure_ascii=False, indent=1, sort_keys=True)
     with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         parquet.write_table(concat([records]), folder / RECORDS_FILE)
         parquet.write_table(concat([rejected], REJECTED), folder / REJECTED_FILE)
         (folder / META_FILE).write_text(text + "\n", encoding="utf-8")
