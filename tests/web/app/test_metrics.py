@@ -6,6 +6,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from posttrain.loop.canary import judge_canary, start_canary
+from posttrain.loop.model_registry import ModelRegistry
+from posttrain.store.workspace import Workspace
+
 
 def read(text: str) -> dict[str, dict[tuple[str, ...], float]]:
     return {
@@ -19,6 +23,49 @@ def test_only_an_account_reads_the_metrics(server: Any) -> None:
     answer = server.program("viewer").get("/metrics")
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/plain; version=")
+
+
+def test_every_family_has_a_sample_before_the_first_round(server: Any) -> None:
+    values = read(server.program("viewer").get("/metrics").text)
+    assert len(values) > 10
+    assert [name for name, samples in values.items() if not samples] == []
+    assert {name for (name,) in values["posttrain_loop_drift"]} >= {"psi", "mmd_p", "confidence"}
+    assert values["posttrain_loop_canaries"][("running",)] == 0
+
+
+@pytest.mark.slow
+def test_a_canary_has_its_arms_outcomes_and_what_became_of_it(finished_copy: Path, make_server: Any) -> None:
+    server = make_server(finished_copy)
+    site = server.site
+    model = site.workspace.metadata.rounds()[1].candidate
+    canary = start_canary(site.workspace, site.config, model, 0.25, "try")
+    bare = read(server.program("viewer").get("/metrics").text)
+    assert set(bare["posttrain_loop_canary_outcomes"].values()) == {0}
+    ratings = {canary.name: ["up", "up", "down"], canary.champion_name: ["down", "up", "up", "up"]}
+    for arm, given in ratings.items():
+        for at, rating in enumerate(given):
+            body = {"id": f"{arm}-{at}", "prompt": "my card?", "completion": "cash", "rating": rating, "arm": arm}
+            assert server.client().post("/v1/feedback", json=body).status_code == 201
+    with Workspace.open(finished_copy, site.config.store) as workspace:
+        judge_canary(workspace, site.config)
+    values = read(server.program("viewer").get("/metrics").text)
+    assert values["posttrain_loop_canary_share"] == {("canary",): 0.25, ("champion",): 0.75}
+    assert values["posttrain_loop_canary_outcomes"] == {
+        ("canary", "good"): 2,
+        ("canary", "bad"): 1,
+        ("champion", "good"): 3,
+        ("champion", "bad"): 1,
+    }
+    assert values["posttrain_loop_canaries"][("running",)] == 1
+    assert [name for name, samples in values.items() if not samples] == []
+    with Workspace.open(finished_copy, site.config.store) as workspace:
+        ModelRegistry(workspace, site.config.deploy).end_canary(canary.id, "rolled_back", "worse")
+    ended = read(server.program("viewer").get("/metrics").text)
+    assert ended["posttrain_loop_canary_share"] == {("canary",): 0, ("champion",): 1}
+    assert (ended["posttrain_loop_canaries"][("running",)], ended["posttrain_loop_canaries"][("rolled_back",)]) == (
+        0,
+        1,
+    )
 
 
 def test_a_folder_of_datasets_has_no_metrics(tmp_path: Path, make_server: Any) -> None:
