@@ -141,6 +141,37 @@ def test_overlap_asks_others_beside_the_file(
     assert sources(people.annotate(records, request_of)) == [("card", "anna, file", 1.0), ("loan", "root", 2.0)]
 
 
+def test_what_is_missing_follows_accounts_and_answers_before_the_loop_looks_again(
+    build: Build, batch: Batch, request_of: AnnotationRequest
+) -> None:
+    people, records = build(overlap=2), batch("one", "two")
+    start, lonely = "labels for round 1: ", "posttrain accounts add"
+    add_accounts(people.queue.metadata, "anna")
+    before = start + waiting(people, records, request_of)
+    (name,) = [each.name for each in people.queue.batches()]
+
+    def now(text: str = before) -> str:
+        row = people.queue.batch(name)
+        assert row is not None
+        return people.describe_waiting(row, text)
+
+    assert now() == before
+    assert before.endswith(lonely)
+    add_accounts(people.queue.metadata, "ben")
+    assert now() == before.partition("; items want the answers of 2 people, and")[0]
+    # The other way round: an account was closed since.
+    assert now(now()) == now()
+    for who in ("anna", "ben"):
+        for _ in range(2):
+            task = people.queue.next(who)
+            assert task is not None
+            people.queue.answer(task.item, who, "card")
+        if who == "anna":
+            assert now().startswith(f"{start}0 of 2 are decided, 2 answers are wanted; answer on the pages")
+    assert now() == f"{start}2 of 2 are decided, run again"
+    assert now("a trigger for round 1: urgent") == "a trigger for round 1: urgent"
+
+
 def test_dropped_records_are_left_out_and_counted(build: Build, batch: Batch, request_of: AnnotationRequest) -> None:
     people, records = build(), batch("one", "two", "three")
     waiting(people, records, request_of)

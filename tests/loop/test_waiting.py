@@ -14,6 +14,7 @@ from posttrain.loop.config import load_config
 from posttrain.loop.label_reports import label_reports
 from posttrain.loop.open_batch import export_batch, import_batch, missing_answers
 from posttrain.store.errors import UserError
+from posttrain.web.loop_report import headline, read_loop
 
 pytestmark = pytest.mark.slow
 
@@ -97,6 +98,8 @@ def test_a_round_resumes_once_its_label_file_is_filled_and_rules_know_the_qualit
     loop, root = waiting_loop, waiting_loop.root
     batch = root / "labels" / "round-1.csv"
     assert loop.status["waiting"] == WAITS
+    tiles = {name: (value, remark) for value, name, remark in headline(read_loop(loop.store, load_config(root)))}
+    assert tiles["labels answered"] == ("0", "of 12 asked")
     assert loop.status["rounds"][1]["status"] == "waiting"
     assert "0 of 12 are filled in labels/round-1.csv" in loop.run()
     fill(batch, count=5)

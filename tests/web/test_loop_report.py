@@ -110,7 +110,7 @@ def test_rounds_and_labels_are_counted_as_everywhere(reported_loop: ReportedLoop
     assert "<title>workspace: 2 rounds, rolled back</title>" in page
     tiles = {name: (value, remark) for value, name, remark in headline(reported_loop.report)}
     assert tiles["rounds done"][0] == "2 / 2"
-    assert tiles["labels used"] == ("40", "of 40 asked")
+    assert tiles["labels answered"] == ("40", "of 40 asked")
     assert page.count("20 asked: 20 used.") == 2
 
 

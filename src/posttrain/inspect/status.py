@@ -3,7 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from posttrain.data.reading.reader import read
 from posttrain.inspect.champion import champion_problems, last_rollback
+from posttrain.label.people import PeopleAnnotator
+from posttrain.label.queue import Queue
 from posttrain.loop.canary import canary_problems, describe_canary
 from posttrain.loop.config import Config
 from posttrain.loop.history import finished_rounds, finished_states
@@ -45,7 +48,7 @@ def status(workspace: Workspace, config: Config) -> dict[str, Any]:
         "round": rounds[-1].number if rounds else None,
         "rounds_wanted": config.rounds,
         "champion": champion,
-        "waiting": _waiting(workspace),
+        "waiting": _waiting(workspace, config),
         "canary": _canary(workspace),
         "rounds": [
             _round(record, [run for run in runs if run.round == record.number], stage_reports(config, record))
@@ -135,12 +138,16 @@ def _canary(workspace: Workspace) -> dict[str, Any] | None:
     }
 
 
-def _waiting(workspace: Workspace) -> str | None:
+def _waiting(workspace: Workspace, config: Config) -> str | None:
     rounds = workspace.metadata.rounds()
     # An open round that waited before still has the text in its row until its batch is scored again.
     if not rounds or rounds[-1].status == "open":
         return None
-    return RoundState.from_row(rounds[-1]).waits_for
+    waits_for, number = RoundState.from_row(rounds[-1]).waits_for, rounds[-1].number
+    queue = Queue(workspace.metadata, config.label.queue)
+    batch = next((batch for batch in queue.batches("open") if batch.round == number), None)
+    # The row says what was missing when the loop looked last: answers and accounts have come since.
+    return PeopleAnnotator(queue, read).describe_waiting(batch, waits_for) if waits_for and batch else waits_for
 
 
 def _round(record: RoundRecord, runs: Sequence[Run], reports: Mapping[str, StageReport]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ FROM_FILE = "from a file"
 _LONGEST_NAME = 80
 
 _PAGES = " or answer on the pages (posttrain label serve)"
+_WANTED = "; items want the answers of"
 _PARTIAL = "; or continue without the rest: posttrain run --partial"
 
 PREFERENCES: Mapping[str, int | str] = {"a": 0, "b": 1, "tie": "tie"}
@@ -260,6 +261,26 @@ class PeopleAnnotator(Annotator):
         )
         return name
 
+    def describe_waiting(self, batch: Batch, before: str) -> str:
+        """Describes what a round waits for by what the queue holds now.
+
+        Args:
+            batch: The round's open batch.
+            before: What was missing when the loop looked last.
+        """
+        progress, start = self.queue.progress(batch.name), f"labels for round {batch.round}: "
+        if not before.startswith(start):
+            return before
+        if not progress.undecided:
+            return f"{start}{progress.items} of {progress.items} are decided, run again"
+        message, wanted, _ = before.partition(_WANTED)
+        if progress.answers + progress.dropped + progress.review:
+            message = start + describe_progress(progress, self.file_name(batch.name))
+            message += _PARTIAL if progress.done else ""
+        # Not for each batch: it reads all open items, and a page asks each second.
+        needs_several = wanted or batch.settings["overlap"] > 1 or batch.settings["check"]
+        return message + (self.describe_missing(batch.name) if needs_several else "")
+
     def describe_missing(self, batch_name: str) -> str:
         """Describes whose answers are missing where items want those of several people; "" where one is enough."""
         settings, open_items = self._batch(batch_name).settings, self.queue.items(batch_name, "open")
@@ -269,14 +290,14 @@ class PeopleAnnotator(Annotator):
         answered = {each.annotator for item in open_items for each in item.answers if each.status == "answered"}
         so_far = f", so far those of {', '.join(sorted(answered))}" if answered else ""
         files = (
-            f"; items want the answers of {most} people{so_far}: each fills a copy, {_copy_name(file, 'NAME')}, "
+            f"{_WANTED} {most} people{so_far}: each fills a copy, {_copy_name(file, 'NAME')}, "
             "or rows with their name in a column `annotator`; or lower label.queue.overlap"
         )
         files = files if most > 1 else ""
         people = self.queue.count_people() + len(answered)
         if wanted <= max(people, 1):
             return files
-        return f"{files}; items want the answers of {wanted} people, and {people} can answer: posttrain accounts add"
+        return f"{files}{_WANTED} {wanted} people, and {people} can answer: posttrain accounts add"
 
     def _gold_items(self, batch: pa.Table, request: AnnotationRequest) -> list[NewItem]:
         if self.gold_file is None or request.kind not in ("choice", "text"):

@@ -13,6 +13,7 @@ from typing import Any
 from posttrain.inspect.champion import MEND
 from posttrain.inspect.random_baseline import Comparison, compare_with_random
 from posttrain.inspect.status import model_seconds, status
+from posttrain.label.queue import Queue
 from posttrain.loop.canary import describe_canary
 from posttrain.loop.config import Config
 from posttrain.loop.model_registry import ModelRegistry
@@ -151,9 +152,13 @@ def headline(loop: LoopReport) -> list[Tile]:
             tiles.append((points_text(now - first), Message("points gained"), since))
     done, wanted = sum(record.number > 0 for record in loop.rounds), loop.state["rounds_wanted"]
     tiles.append((str(done) if wanted is None else f"{done} / {wanted}", Message("rounds done"), ""))
-    counts = [entry["batch"] or {"asked": 0, "used": 0} for entry in loop.status_rounds]
-    used, asked = (sum(each[name] for each in counts) for name in ("used", "asked"))
-    tiles.append((f"{used:,}", Message("labels used"), Message("of {count} asked", count=f"{asked:,}")))
+    counts = [entry["batch"] for entry in loop.status_rounds if entry["batch"]]
+    # Of the round in progress too, whose batch people answer now.
+    queue = Queue(loop.record.workspace.metadata, loop.config.label.queue)
+    pending = [queue.progress(batch.name) for batch in queue.batches("open") if batch.round is not None]
+    answered = sum(each["answered"] for each in counts) + sum(each.done for each in pending)
+    asked = sum(each["asked"] for each in counts) + sum(each.items for each in pending)
+    tiles.append((f"{answered:,}", Message("labels answered"), Message("of {count} asked", count=f"{asked:,}")))
     actions = [record.state.action for record in loop.rounds]
     remarks = [Message("and {count} refused", count=actions.count("refuse"))]
     if back := actions.count("rollback"):
