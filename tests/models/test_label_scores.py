@@ -247,7 +247,7 @@ def test_answer_log_likelihoods_match_the_reference(tiny: LanguageModel, monkeyp
     answers = ["yes", "", "a longer answer, with words", "no", "x\ny", "ö"]
     expected = np.diagonal(reference_sums(tiny, PROMPTS, answers))
     for batch_tokens in (1, 2048):
-        monkeypatch.setattr(likelihood, "_BATCH_TOKENS", batch_tokens)
+        monkeypatch.setattr(likelihood, "_WINDOW_BATCH_TOKENS", {"cpu": batch_tokens})
         sums, counts = answer_log_likelihoods(tiny, PROMPTS, answers)
         assert (sums.dtype, counts.dtype) == (np.float64, np.int64)
         np.testing.assert_allclose(sums, expected, atol=1e-3)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from posttrain.models.batching import batches_by_tokens
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.task import Turns
 from posttrain.store.progress import progress_bar
@@ -112,7 +113,8 @@ class LocalGenerator:
         limits = [request.sampling.max_new_tokens or self.lm.task.max_new_tokens for request in requests]
         answers: list[Answer | None] = [None] * len(requests)
         with progress_bar("answering", len(requests), "records") as advance, _limit_threads(self.lm, requests):
-            for rows in _batches([len(prompt) for prompt in prompts], max(limits, default=0)):
+            longest = max(limits, default=0)
+            for rows in batches_by_tokens([len(prompt) + longest for prompt in prompts], _BATCH_TOKENS):
                 own = [requests[row].sampling for row in rows]
                 batch = self._answer([prompts[row] for row in rows], own, [limits[row] for row in rows])
                 for row, answer in zip(rows, batch, strict=True):
@@ -166,23 +168,6 @@ class LocalGenerator:
             tuple(ids),
             tuple(logs[: len(ids)]) if sampling.log_probabilities else None,
         )
-
-
-def _batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
-    """Yields the rows of each batch, prompts of similar length together.
-
-    Args:
-        lengths: tokens of each prompt.
-        limit: most tokens of an answer.
-    """
-    order = sorted(range(len(lengths)), key=lambda index: (lengths[index], index))
-    while order:
-        # The prompts' lengths ascend, so the last of a batch decides the width of all its rows.
-        size = 1
-        while size < len(order) and (size + 1) * (lengths[order[size]] + limit) <= _BATCH_TOKENS:
-            size += 1
-        yield order[:size]
-        order = order[size:]
 
 
 class _TokenChoice:

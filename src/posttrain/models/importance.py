@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from posttrain.models.batching import batches_by_tokens, pad
 from posttrain.models.chat import TokenizedExample
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.shape import decoder_layers
@@ -47,9 +48,9 @@ def importance_by_gradient(lm: LanguageModel, examples: Sequence[TokenizedExampl
     heads = _head_count(lm)
     by_layer = np.zeros((len(examples), len(layers)))
     by_head = np.zeros((len(examples), len(layers), heads))
-    order = sorted(range(len(examples)), key=lambda row: len(examples[row].ids))
+    batches = batches_by_tokens([len(example.ids) for example in examples], _BATCH_TOKENS)
     with progress_bar("measuring importance", len(examples), "records") as advance, _frozen(lm.model):
-        for rows in _batches(order, examples):
+        for rows in batches:
             taken = _Activations()
             hooks = [taken.keep_output(layer) for layer in layers]
             hooks += [taken.keep_input(_output_projection(layer, lm)) for layer in layers]
@@ -140,10 +141,11 @@ def importance_by_activation(lm: LanguageModel, examples: Sequence[TokenizedExam
             down[number].register_forward_pre_hook(add_inner(number)),
         )
     ]
-    order = sorted(range(len(examples)), key=lambda row: len(examples[row].ids))
+    batches = batches_by_tokens([len(example.ids) for example in examples], _BATCH_TOKENS)
     with progress_bar("measuring importance", len(examples), "records") as advance, _hooked(*hooks):
-        for rows in _batches(order, examples):
-            ids, lengths = _padded(lm, [examples[row] for row in rows])
+        for rows in batches:
+            # No mask is needed: in a causal model the padding behind a sequence does not influence it.
+            ids, lengths = pad([examples[row].ids for row in rows], lm)
             mask = torch.arange(ids.shape[1], device=lm.device) < lengths[:, None]
             lm.decoder(input_ids=ids, use_cache=False)
             advance(len(rows))
@@ -175,35 +177,13 @@ class _Activations:
 
 def _loss(lm: LanguageModel, examples: Sequence[TokenizedExample]) -> Tensor:
     """Returns the sum of the losses of all supervised tokens."""
-    ids, _ = _padded(lm, examples)
+    ids, _ = pad([example.ids for example in examples], lm)
     supervised = torch.zeros(ids.shape, dtype=torch.bool, device=lm.device)
     for row, example in enumerate(examples):
         supervised[row, : len(example.ids)] = torch.tensor(example.supervised, device=lm.device)
     hidden = lm.decoder(input_ids=ids, use_cache=False).last_hidden_state
     at = supervised[:, 1:]  # nothing predicts the first token
     return nn.functional.cross_entropy(lm.logits(hidden[:, :-1][at]), ids[:, 1:][at], reduction="sum")
-
-
-def _padded(lm: LanguageModel, examples: Sequence[TokenizedExample]) -> tuple[Tensor, Tensor]:
-    """Returns int64 [examples, tokens], the ids with padding behind them, and int64 [examples], their lengths."""
-    # No mask is needed: in a causal model the padding behind a sequence does not influence it.
-    lengths = torch.tensor([len(example.ids) for example in examples], device=lm.device)
-    ids = torch.full((len(examples), int(lengths.max())), lm.tokenizer.pad_token_id or 0, device=lm.device)
-    for row, example in enumerate(examples):
-        ids[row, : len(example.ids)] = torch.tensor(example.ids, device=lm.device)
-    return ids, lengths
-
-
-def _batches(order: Sequence[int], examples: Sequence[TokenizedExample]) -> Iterator[list[int]]:
-    """Yields rows, ascending in length, in batches of few padded tokens."""
-    batch: list[int] = []
-    for row in order:
-        if batch and (len(batch) + 1) * len(examples[row].ids) > _BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(row)
-    if batch:
-        yield batch
 
 
 def _layers(lm: LanguageModel) -> list[nn.Module]:

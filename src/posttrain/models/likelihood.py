@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from posttrain.models.batching import batches_by_tokens, pad
 from posttrain.models.chat import TokenizedExample
 from posttrain.models.label_tree import LabelTree, Prefill, score_tree
 from posttrain.models.language_model import LanguageModel, has_full_attention, has_kv_cache_only
@@ -116,7 +117,6 @@ def prompt_embeddings(lm: LanguageModel, prompts: Sequence[Turns], progress: str
     return vectors
 
 
-@torch.inference_mode()
 def answer_log_likelihoods(
     lm: LanguageModel, prompts: Sequence[Turns], answers: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -126,22 +126,7 @@ def answer_log_likelihoods(
         Sums of log-probabilities, float64 [N], in nats; numbers of answer tokens, int64 [N].
     """
     encoded = [lm.encode(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
-    order = sorted(range(len(encoded)), key=lambda index: len(encoded[index].ids))
-    sums, counts = np.zeros(len(encoded)), np.zeros(len(encoded), np.int64)
-    with progress_bar("scoring answers", len(encoded), "records") as advance:
-        for rows in _batches_by_tokens(order, [len(example.ids) for example in encoded]):
-            ids, lengths = _pad([encoded[row].ids for row in rows], lm)
-            mask = _padding_mask(lengths, ids.shape[1])
-            hidden = lm.decoder(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
-            for position, row in enumerate(rows):
-                example = encoded[row]
-                # Nothing predicts the first token.
-                at = torch.tensor([i for i, on in enumerate(example.supervised) if on and i > 0], device=ids.device)
-                log_probabilities = lm.logits(hidden[position, at - 1]).log_softmax(-1)
-                chosen = log_probabilities.gather(1, ids[position, at, None])
-                sums[row], counts[row] = float(chosen.double().sum()), len(at)
-            advance(len(rows))
-    return sums, counts
+    return sequence_log_likelihoods(lm, encoded, context_length(lm))
 
 
 def _distinct_label_tokens(lm: LanguageModel, labels: Sequence[str]) -> list[list[int]]:
@@ -176,9 +161,8 @@ def _prefill(lm: LanguageModel, prompts: Sequence[Turns]) -> Iterator[Prefill]:
     if cached:
         lm.decoder(input_ids=torch.tensor([others[0][:cached]], device=lm.device), past_key_values=prefix_cache)
     rest = [tokens[cached:] for tokens in ids]
-    order = sorted(range(len(rest)), key=lambda index: (len(rest[index]), index))
-    for rows in _batches_by_tokens(order, [len(tokens) for tokens in rest]):
-        batch, lengths = _pad([rest[row] for row in rows], lm)
+    for rows in batches_by_tokens([len(tokens) for tokens in rest], _BATCH_TOKENS):
+        batch, lengths = pad([rest[row] for row in rows], lm)
         mask = torch.cat(
             [torch.ones(len(rows), cached, dtype=torch.long, device=lm.device), _padding_mask(lengths, batch.shape[1])],
             1,
@@ -210,24 +194,6 @@ def _shared_prefix(ids: Sequence[list[int]]) -> int:
     while shared < min(len(low), len(high)) - 1 and low[shared] == high[shared]:
         shared += 1
     return min(shared, min(len(tokens) for tokens in ids) - 1)
-
-
-def _batches_by_tokens(order: list[int], lengths: Sequence[int]) -> list[list[int]]:
-    """Splits rows, ascending in length, into batches of at most _BATCH_TOKENS padded tokens."""
-    batches: list[list[int]] = []
-    for row in order:
-        if not batches or (len(batches[-1]) + 1) * lengths[row] > _BATCH_TOKENS:
-            batches.append([])
-        batches[-1].append(row)
-    return batches
-
-
-def _pad(rows: Sequence[Sequence[int]], lm: LanguageModel) -> tuple[Tensor, Tensor]:
-    lengths = torch.tensor([len(row) for row in rows], device=lm.device)
-    padding = lm.tokenizer.pad_token_id or 0
-    width = max(1, int(lengths.max()))
-    padded = [list(row) + [padding] * (width - len(row)) for row in rows]
-    return torch.tensor(padded, device=lm.device), lengths
 
 
 def _padding_mask(lengths: Tensor, width: int) -> Tensor:

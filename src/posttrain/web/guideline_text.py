@@ -1,6 +1,5 @@
 """Guidelines as pages show them: Markdown as safe HTML, and the lines in which two versions differ."""
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -60,52 +59,19 @@ def compare(old: str, new: str) -> list[DiffLine]:
 
 def _equal_blocks(before: list[str], after: list[str]) -> list[tuple[int, int, int]]:
     """Returns the starts in both texts, and the length, of each stretch of lines that stayed."""
-    blocks: list[tuple[int, int, int]] = []
-
-    def add(start: int, new_start: int, size: int) -> None:
-        if blocks and (start, new_start) == (blocks[-1][0] + blocks[-1][2], blocks[-1][1] + blocks[-1][2]):
-            blocks[-1] = (*blocks[-1][:2], blocks[-1][2] + size)
-        elif size:
-            blocks.append((start, new_start, size))
-
-    budget, start, new_start = _MOST_STEPS, 0, 0
-    for stop, new_stop in [*_anchors(before, after), (len(before), len(after))]:
-        head = _shared(before[start:stop], after[new_start:new_stop])
-        add(start, new_start, head)
-        start, new_start = start + head, new_start + head
-        middle, new_middle = before[start:stop], after[new_start:new_stop]
-        tail = _shared(middle[::-1], new_middle[::-1])
-        middle, new_middle = middle[: len(middle) - tail], new_middle[: len(new_middle) - tail]
-        # Difflib looks at all pairs of equal lines for each block that it finds. Beyond the budget a stretch is shown
-        # as removed and added.
-        counts = Counter(new_middle)
-        steps = min(len(middle), len(new_middle)) * (len(middle) + sum(counts[line] for line in middle))
-        if steps <= budget:
-            budget -= steps
-            for block in SequenceMatcher(None, middle, new_middle, autojunk=False).get_matching_blocks():
-                add(start + block.a, new_start + block.b, block.size)
-        # The line at `stop` is an anchor, or the end.
-        add(stop - tail, new_stop - tail, tail + (stop < len(before)))
-        start, new_start = stop + 1, new_stop + 1
-    return blocks
-
-
-def _anchors(before: list[str], after: list[str]) -> list[tuple[int, int]]:
-    """Returns the positions of lines that each text has once and in the same order, as patience diff does."""
-    counts, new_counts = Counter(before), Counter(after)
-    positions = {line: at for at, line in enumerate(after) if new_counts[line] == 1}
-    pairs = [(at, positions[line]) for at, line in enumerate(before) if counts[line] == 1 and line in positions]
-    ends: list[int] = []  # the least last position of an increasing sequence, by length
-    lengths = []
-    for _, position in pairs:
-        length = bisect_left(ends, position)
-        ends[length : length + 1] = [position]
-        lengths.append(length)
-    chosen: list[tuple[int, int]] = []
-    for pair, length in zip(reversed(pairs), reversed(lengths), strict=True):
-        if length == len(ends) - 1 - len(chosen) and (not chosen or pair[1] < chosen[-1][1]):
-            chosen.append(pair)
-    return chosen[::-1]
+    head = _shared(before, after)
+    middle, new_middle = before[head:], after[head:]
+    tail = _shared(middle[::-1], new_middle[::-1])
+    middle, new_middle = middle[: len(middle) - tail], new_middle[: len(new_middle) - tail]
+    blocks = [(0, 0, head)]
+    # Difflib looks at all pairs of equal lines for each block that it finds. Beyond the limit the lines between are
+    # shown as removed and added.
+    counts = Counter(new_middle)
+    if min(len(middle), len(new_middle)) * (len(middle) + sum(counts[line] for line in middle)) <= _MOST_STEPS:
+        found = SequenceMatcher(None, middle, new_middle, autojunk=False).get_matching_blocks()
+        blocks += [(head + block.a, head + block.b, block.size) for block in found]
+    blocks.append((len(before) - tail, len(after) - tail, tail))
+    return [block for block in blocks if block[2]]
 
 
 def _shared(first: list[str], second: list[str]) -> int:

@@ -11,8 +11,6 @@ from posttrain.store.message import Message
 
 _SHADES = 6
 
-_UPRIGHT = 8  # names of columns that have the space to stand upright
-
 
 def heat_map(
     counts: Mapping[tuple[str, str], int], rows: Sequence[str], columns: Sequence[str], title: str
@@ -59,49 +57,6 @@ def _cell(at: int, down: int, row: str, column: str, count: int, most: int) -> O
         return item | {"visualMap": False, "itemStyle": outline, "label": {"color": "$soft"}}
     strong = count > 0.55 * most
     return item | {"label": {"color": "$paper" if strong else "$ink", "fontWeight": 600 if strong else 400}}
-
-
-def value_map(
-    values: Mapping[tuple[str, str], float],
-    rows: Sequence[str],
-    columns: Sequence[str],
-    title: str,
-    low: float,
-    high: float,
-) -> Chart | None:
-    """Draws a cell for each row and column, from the colour of ``low`` to that of ``high``.
-
-    Args:
-        values: by row and column; a pair that is missing stays empty.
-    """
-    if not rows or not columns:
-        return None
-    cells = [
-        {"value": (at, down, round(values[row, column], 4)), "tip": f"{row}, {column}: {values[row, column]:.3f}"}
-        for down, row in enumerate(rows)
-        for at, column in enumerate(columns)
-        if (row, column) in values
-    ]
-    option: Option = {
-        "grid": {"top": 4, "bottom": 46},
-        "xAxis": {
-            "type": "category",
-            "data": list(columns),
-            "axisLabel": {"rotate": -50 if len(columns) > _UPRIGHT else 0},
-        },
-        "yAxis": name_axis(rows, axisLine={"show": False}),
-        "visualMap": {
-            "show": False,
-            "min": low,
-            "max": high,
-            "dimension": 2,
-            "inRange": {"color": ["$track", "$blue"]},
-        },
-        "tooltip": {"trigger": "item"},
-        "series": [{"type": "heatmap", "data": cells, "itemStyle": {"borderColor": "$paper", "borderWidth": 1}}],
-    }
-    table = [(row, *(f"{values[row, c]:.3f}" if (row, c) in values else "" for c in columns)) for row in rows]
-    return Chart(title, option, 110 + 30 * len(rows), ("", *columns), table)
 
 
 def strips(steps: FloatArray, series: Mapping[str, FloatArray], name: str, cells: int = 8000) -> Chart | None:

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from posttrain.merge.conflicts import RESOLUTIONS, ConflictReport
 from posttrain.merge.recommendation import recommend, warnings_of
-from posttrain.report.charts.heat_map import value_map
+from posttrain.report.charts.curve import CurveStyle, compared_curves
 from posttrain.report.formatting import percent_text
 from posttrain.report.section import Block, Fold, Page, Section, Table, Text, Tile, blocks
 from posttrain.tune.merges.validation import Validation
@@ -130,21 +132,19 @@ def _commands(report: ConflictReport) -> Table:
 
 
 def _layer_charts(report: ConflictReport) -> Iterator[Block | None]:
-    layers = list(report.layers)
-    names = [_pair(report, pair) for pair in report.pairs]
-    shown = (
-        ("opposed_weight_share", "Share of the weight whose signs oppose", 0.0),
-        ("cosine", "Cosine between the task vectors", -1.0),
-    )
-    for measure, title, low in shown:
-        values = {
-            (name, layer): getattr(sums, measure)(*pair)
-            for layer, sums in report.layers.items()
-            for name, pair in zip(names, report.pairs, strict=True)
-        }
-        if chart := value_map(values, names, layers, f"{title}, by layer", low, 1.0):
-            yield Text(title, "heading")
-            yield chart
+    # What stands in no layer, as the embeddings do, is in the table alone.
+    layers = [sums for name, sums in report.layers.items() if name.startswith("layer ")]
+    style = CurveStyle("{:.3f}".format, mean=False)
+    for measure, title in (
+        ("opposed_weight_share", "Share of the weight whose signs oppose"),
+        ("cosine", "Cosine between the task vectors"),
+    ):
+        values = [[getattr(sums, measure)(*pair) for sums in layers] for pair in report.pairs]
+        lines = [
+            (_pair(report, pair), np.arange(len(layers), dtype=np.float64), np.array(line))
+            for pair, line in zip(report.pairs, values, strict=True)
+        ]
+        yield compared_curves(lines, title, style, axis="layer")
 
 
 def _layers(report: ConflictReport) -> Fold:
