@@ -76,6 +76,20 @@ def test_secrets_are_printed_once_and_work(accounts: Any, tmp_path: Path) -> Non
         assert Accounts(store.metadata).tokens.authenticate(token, "api") is None
 
 
+def test_a_token_for_a_dashboard_needs_no_password(accounts: Any, tmp_path: Path) -> None:
+    token = accounts("token", "grafana", "--role", "viewer").out.strip()
+    with Workspace.open(tmp_path / "workspace") as store:
+        people = Accounts(store.metadata)
+        credential = people.tokens.authenticate(token, "api")
+        assert credential is not None
+        assert (credential.name, credential.role, people.get("grafana").has_password) == ("grafana", "viewer", False)
+    assert accounts("token", "grafana").code == 0
+    for name, role, line in (("grafana", "owner", "is taken"), ("other", "king", "king")):
+        refused = accounts("token", name, "--role", role)
+        assert (refused.code, line in refused.err) == (2, True)
+    assert [row["name"] for row in accounts("list", "--json").json["accounts"]] == ["grafana"]
+
+
 def test_mistakes_are_one_line(accounts: Any) -> None:
     accounts("add", "olga", "--role", "owner", stdin=PASSWORD)
     for arguments, stdin, message in (

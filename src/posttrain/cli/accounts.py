@@ -116,11 +116,19 @@ def token(
     name: Name,
     note: Note = "",
     days: Annotated[int, typer.Option(min=1, max=3650, help="Days until it expires.")] = API_TOKEN_LIFETIME.days,
+    role: Annotated[
+        str | None, typer.Option(help="Also add the account, with this role and without a password, for a program.")
+    ] = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
     """Print a new API token of an account; it cannot be read again."""
-    with open_store(workspace, write=True) as store:
-        secret = Accounts(store.metadata).tokens.issue_api_token(name, note, _ACTOR, timedelta(days=days))
+    if role is not None:
+        check_role(role)
+    with open_store(workspace, write=True) as store, store.metadata.transaction():
+        accounts = Accounts(store.metadata)
+        if role is not None:
+            accounts.add(name, role, _ACTOR)
+        secret = accounts.tokens.issue_api_token(name, note, _ACTOR, timedelta(days=days))
     print_line(secret)
 
 

@@ -1,11 +1,13 @@
 """The app of ``posttrain serve``: pages, static files, the API under ``/api``, and the inbox of feedback."""
 
 import logging
+from collections.abc import Mapping
 from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -75,7 +77,7 @@ class SecuredResponses:
         await self._app(scope, receive, secured)
 
 
-def labelling_app(site: Site, feedback: ASGIApp) -> ASGIApp:
+def labelling_app(site: Site, feedback: FastAPI) -> ASGIApp:
     """Builds the whole app.
 
     Args:
@@ -113,9 +115,12 @@ def labelling_app(site: Site, feedback: ASGIApp) -> ASGIApp:
 
     app.include_router(loop_pages(site))
     app.include_router(team_pages(site))
-    app.include_router(metrics_routes(site))
+    metrics = metrics_routes(site)
+    app.include_router(metrics)
     app.mount("/static", StaticFiles(directory=STATIC))
-    app.mount("/api", api_app(site))
+    api = api_app(site)
+    _describe_too(api, feedback.openapi(), get_openapi(title="", version="", routes=metrics.routes))
+    app.mount("/api", api)
     app.mount("/", _unless_page(feedback))
     return SecuredResponses(app)
 
@@ -175,9 +180,9 @@ def _shows_pages(request: Request) -> bool:
 _DESCRIPTION = """Labelling and the state of the loop, as the pages use them.
 
 A program sends `Authorization: Bearer TOKEN`; an owner makes tokens on the page of people or by `posttrain accounts
-token`. A page sends its cookie, and with every change the header `x-csrf-token`. Each operation names its least role in
-`x-least-role`; higher roles may call it, too. Errors are `{"error": "one line"}`, in Chinese where
-`Accept-Language` asks for it."""
+token`. Feedback needs the token of the variable POSTTRAIN_TOKEN instead. A page sends its cookie, and with every change
+the header `x-csrf-token`. Each operation names its least role in `x-least-role`; higher roles may call it, too. Errors
+are `{"error": "one line"}`, in Chinese where `Accept-Language` asks for it."""
 
 _LONGEST_LINE = 500
 
@@ -194,6 +199,22 @@ def api_app(site: Site) -> FastAPI:
     app.add_middleware(JsonBodies)
     _handle_api_errors(app)
     return app
+
+
+def _describe_too(api: FastAPI, *documents: Mapping[str, Any]) -> None:
+    """Adds to the API's document what this server answers outside ``/api``."""
+    describe = api.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = describe()
+        for other in documents:
+            for path, item in other["paths"].items():
+                document["paths"][path] = {**item, "servers": [{"url": "/"}]}
+            for kind, entries in other.get("components", {}).items():
+                document["components"].setdefault(kind, {}).update(entries)
+        return document
+
+    api.openapi = openapi  # type: ignore[method-assign]
 
 
 def _invalid_line(error: RequestValidationError) -> str:

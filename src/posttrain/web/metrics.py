@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 
 from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -117,8 +118,9 @@ def metrics_routes(site: Site) -> APIRouter:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(LoopCollector(site))
 
-    @router.get("/metrics", **least("viewer"), responses=ERRORS)
+    @router.get("/metrics", **least("viewer"), response_class=PlainTextResponse, responses=ERRORS)
     def metrics() -> Response:
+        """Returns the state of the loop in the format of Prometheus."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     return router

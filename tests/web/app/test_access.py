@@ -3,6 +3,8 @@
 import itertools
 from typing import Any
 
+from posttrain.web.app import api_app
+
 ROLES = ("viewer", "annotator", "reviewer", "owner")
 
 # Each operation with its least role, and a body with which it does not fail for another reason than the role.
@@ -63,10 +65,26 @@ def test_the_document_names_each_operation_with_its_least_role(server: Any) -> N
     described = {
         (method.upper(), path): operation["x-least-role"]
         for path, methods in document["paths"].items()
+        if "servers" not in methods
         for method, operation in methods.items()
     }
     assert described == {operation: role for operation, (role, _) in OPERATIONS.items()}
     assert document["servers"] == [{"url": "/api"}]
+
+
+def test_the_document_names_what_is_answered_outside_of_the_api(server: Any) -> None:
+    client = server.client()
+    for _ in range(2):  # it is kept
+        document = client.get("/api/openapi.json").json()
+    outside = {path: item for path, item in document["paths"].items() if item.get("servers") == [{"url": "/"}]}
+    assert set(outside) == {"/v1/feedback", "/v1/status", "/healthz", "/metrics"}
+    assert outside["/metrics"]["get"]["x-least-role"] == "viewer"
+    assert list(outside["/metrics"]["get"]["responses"]["200"]["content"]) == ["text/plain"]
+    assert outside["/v1/feedback"]["post"]["requestBody"]["required"]
+    # A name stands for one schema, whichever app it comes from.
+    for part in (client.get("/openapi.json").json(), api_app(server.site).openapi()):
+        for name, schema in part["components"]["schemas"].items():
+            assert document["components"]["schemas"][name] == schema, name
 
 
 def test_an_operation_is_refused_below_its_least_role_and_only_there(server: Any) -> None:
