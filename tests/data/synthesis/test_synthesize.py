@@ -307,6 +307,10 @@ def test_a_reply_without_an_array_is_read_as_lines(tmp_path: Path) -> None:
         ('10: "quoted"\n11. say "this" now', ["quoted", 'say "this" now']),
         ("1、一\n2、二", ["一", "二"]),
         ("no list 1. here", None),
+        (
+            '"1. How do I pay?"\n2. 2: "Where is it?"\n**Billing**\n* *1.\n3. 12 + 5 = ?',
+            ["How do I pay?", "Where is it?", "12 + 5 = ?"],
+        ),
         ("1.\n2.", None),
         ("\ud800", None),
     ],
