@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import yaml
 
-METHODS = ("none", "pcgrad", "cagrad", "mgda")
+METHODS = ("none", "pcgrad")
 TASKS = ("intent", "next")
 
 

@@ -28,13 +28,13 @@ _RESUMABLE = (
         f"objective.{name}"
         for name in (
             *("label_smoothing", "focal", "beta", "gamma", "nll_weight", "desirable_weight", "undesirable_weight"),
-            *("centring", "label_weights", "divergence", "temperature", "hard_weight"),
+            *("centring", "divergence", "temperature", "hard_weight"),
         )
     ),
 )
 """Keys and sections whose values the next step reads again: no weight, moment or batch has their shape."""
 
-_NOT_RESUMABLE = ("optimizer.name", "optimizer.offload")
+_NOT_RESUMABLE = ("optimizer.name",)
 
 
 class PruneConfig(Section):

@@ -220,7 +220,7 @@ def _build_hooks(
     if lora_is_trained and lora.gates is not None:
         hooks.append(RankGates(lm.model, weights, lora, seed, sampler.steps))
     if tasks:
-        hooks.append(GradientSurgery(weights, config.surgery, seed, tasks))
+        hooks.append(GradientSurgery(weights, seed, tasks))
     if lora_is_trained and lora.supernet:
         hooks.append(Supernet(lm.model, lora, seed))
     return hooks

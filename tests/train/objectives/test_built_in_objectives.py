@@ -14,7 +14,7 @@ OBJECTIVE_SETTINGS: list[dict[str, Any]] = [
     {"name": "sft", "label_smoothing": 0.2},
     {"name": "orpo", "likelihood": "completion"},
     {"name": "simpo", "nll_weight": 0.5},
-    {"name": "classification", "label_weights": {"card": 0.1, "refund": 0.02, "top up": 0.03}},
+    {"name": "classification", "label_smoothing": 0.1},
     {"name": "distill", "top_k": 5, "divergence": "reverse", "hard_weight": 0.3},
     {"name": "distill", "divergence": "none"},
     {"name": "distill", "temperature": 2.0, "hidden_weight": 0.5, "layers": [(1, 1), (-1, -1)]},

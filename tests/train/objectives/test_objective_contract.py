@@ -65,7 +65,7 @@ def rewards(f: Callable[..., Loss], rows: Rows, config: Section) -> Loss:
 
 
 def classes(f: Callable[..., Loss], rows: Rows, config: Section) -> Loss:
-    return f(rows["student"], rows["targets"], config, weights=torch.linspace(0.5, 2, rows["student"].shape[1]))
+    return f(rows["student"], rows["targets"], config)
 
 
 def teacher(f: Callable[..., Loss], rows: Rows, config: Section) -> Loss:

@@ -72,5 +72,3 @@ def test_mismatched_classifiers_are_one_line_errors(prepare: Any, tiny_model: Pa
     with pytest.raises(UserError, match=r"has the shape \[288, 96\], and config\.json asks for \[64, 96\]") as caught:
         load_classifier(tmp_path / "classes", TASK, "float32", ["card", "refund", "top up"])
     assert "\n" not in str(caught.value)
-    with pytest.raises(UserError, match="no label `cart` to weigh"):
-        prepare("classification", {"label_weights": {"cart": 2.0}})

@@ -127,7 +127,6 @@ class ClassificationConfig(ObjectiveConfig):
 
     name: Literal["classification"] = Field("classification", description=_NAME)
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of the target spread over all labels.")
-    label_weights: dict[str, float] = Field({}, description="Weight of each label's records; 1 if not named.")
 
 
 class DistillationConfig(ObjectiveConfig):

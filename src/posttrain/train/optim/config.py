@@ -19,19 +19,15 @@ class OptimizerConfig(Section):
     )
     betas: tuple[_MomentDecay, _MomentDecay] = Field((0.9, 0.95), description="Adam's moment decay rates.")
     weight_decay: float = Field(0.01, ge=0, description="Decoupled decay of the matrices; an L2 penalty with sgd.")
-    offload: bool = Field(
-        False, description="Keep masters and moments in the host's memory and step there; needs an accelerator."
-    )
 
 
 class SurgeryConfig(Section):
     """Combination of the gradients of several tasks, instead of their sum."""
 
-    method: Literal["none", "pcgrad", "cagrad", "mgda"] = Field(
+    method: Literal["none", "pcgrad"] = Field(
         "none",
-        description="Sum the gradients of all records, project conflicts away (arXiv:2001.06782), step for the task "
-        "that gains least, near the mean (arXiv:2110.14048), or take the shortest convex combination "
-        "(arXiv:1810.04650); each further task of a step takes four bytes a trained weight.",
+        description="Sum the gradients of all records, or project conflicts away (arXiv:2001.06782); each further task "
+        "of a step takes four bytes a trained weight.",
     )
     by: str = Field("source", description="Column that names each record's task: `source`, or another of the data.")
 
