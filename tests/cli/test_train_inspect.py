@@ -93,3 +93,11 @@ def test_train_names_columns_that_it_does_not_use(tmp_path: Path, posttrain: Cal
     outcome = posttrain(*command, "--set", "columns={system: system_prompt}")
     assert "weight is not used" in outcome.err
     assert "Be kind." in outcome.out
+
+
+def test_records_that_name_images_are_counted(tmp_path: Path, posttrain: Call) -> None:
+    rows = [{"prompt": f"q{row}", "completion": "a", "meta": {"image": "cat.png"} if row else {}} for row in range(3)]
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    outcome = posttrain("train", "--model", "tiny", "--data", data, "--inspect", "1")
+    assert "2 records name an image" in outcome.err

@@ -14,7 +14,7 @@ from posttrain.data.reading.hub import fetch_hub_dataset
 from posttrain.data.reading.memory import read_memory, record_index
 from posttrain.data.reading.reader import read, unused_columns_note
 from posttrain.data.reading.rows import Problem
-from posttrain.data.records.record import concat
+from posttrain.data.records.record import concat, image_name
 from posttrain.models.sources import locate
 from posttrain.store.errors import UserError
 from posttrain.store.hub import HUB_PREFIX
@@ -218,4 +218,7 @@ def _read(sources: Mapping[str, Any], config: TrainJobConfig) -> pa.Table:
         log.warning("  %s", unused_columns_note(shown[0] + more, left, config.columns, "`columns`"))
     if skipped:
         log.warning("  left out: %d records; the first: %s", len(skipped), skipped[0].error())
-    return concat(tables)
+    read_records = concat(tables)
+    if images := sum(image_name(meta) is not None for meta in read_records["meta"].to_pylist()):
+        log.warning("  %d records name an image, which no model here sees: their text alone is trained on", images)
+    return read_records

@@ -68,8 +68,8 @@ def _equal_blocks(before: list[str], after: list[str]) -> list[tuple[int, int, i
     # shown as removed and added.
     counts = Counter(new_middle)
     if min(len(middle), len(new_middle)) * (len(middle) + sum(counts[line] for line in middle)) <= _MOST_STEPS:
-        found = SequenceMatcher(None, middle, new_middle, autojunk=False).get_matching_blocks()
-        blocks += [(head + block.a, head + block.b, block.size) for block in found]
+        matches = SequenceMatcher(None, middle, new_middle, autojunk=False).get_matching_blocks()
+        blocks += [(head + block.a, head + block.b, block.size) for block in matches]
     blocks.append((len(before) - tail, len(after) - tail, tail))
     return [block for block in blocks if block[2]]
 
