@@ -78,7 +78,7 @@ _ALIASES: dict[Alias, str] = {
     ),
     Alias("", "columns are named by `data.columns`, in `posttrain train` by `columns`"): "dataset_text_field",
     Alias("", "models are not loaded in 4 or 8 bits; train.method=lora takes the least memory"): (
-        "load_in_4bit load_in_8bit"
+        "load_in_4bit load_in_8bit quantization quantization_bit quantization_config"
     ),
     Alias("", "adapters are plain LoRA, with the keys of train.lora"): "use_dora use_rslora modules_to_save",
     Alias("", "a training is one process on one device"): "deepspeed fsdp fsdp_config",
@@ -90,6 +90,11 @@ KEY_ALIASES: dict[str, Alias] = {name: alias for alias, names in _ALIASES.items(
 _NO_REINFORCEMENT = Alias("", "reinforcement learning is not supported; preferences train with dpo, simpo, orpo or kto")
 
 VALUE_ALIASES: dict[str, dict[str, Alias]] = {
+    "train.method": {
+        "qlora": Alias("lora", "models are not loaded in 4 or 8 bits, and lora takes the least memory"),
+        **dict.fromkeys(("dora", "rslora", "adapter", "peft"), Alias("lora", "adapters are plain LoRA")),
+        **dict.fromkeys(("sft", "full_finetuning"), Alias("full")),
+    },
     "train.optimizer.name": {
         **dict.fromkeys(("adam", "adamw_torch", "adamw_torch_fused"), Alias("adamw")),
         **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"), Alias("adam8bit")),
