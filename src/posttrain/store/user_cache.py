@@ -1,14 +1,24 @@
-"""The user's cache: small JSON values that any process of this machine may reuse, and that nothing depends on."""
+"""The user's cache: values and folders that any process of this machine may reuse, and that nothing depends on."""
 
 import hashlib
 import json
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from posttrain.store.errors import UserError
-from posttrain.store.files import read_checked, write_checked
+from posttrain.store.files import (
+    copy_files,
+    folder_files,
+    read_checked,
+    remove_tree,
+    sync_tree,
+    temporary_folder,
+    write_checked,
+)
+from posttrain.store.hashing import file_digest
 
 log = logging.getLogger("posttrain")
 
@@ -33,6 +43,39 @@ def write_user_cache(kind: str, key: str, value: Any) -> None:
         write_checked(file, json.dumps({"key": key, "value": value}).encode())
     except (UserError, OSError) as error:
         log.debug("not kept in the user's cache: %s", error)
+
+
+def fill_folder(kind: str, key: str, folder: Path, make: Callable[[Path], None]) -> None:
+    """Fills a folder with a copy of the files under a key; where there are none, ``make`` fills it, and they are kept.
+
+    Files that are damaged are made again, and a cache that cannot be written costs the next process the work again.
+    """
+    kept, checksums = _file(kind, key), read_user_cache(f"{kind}-checksums", key)
+    if kept is not None and checksums is not None:
+        try:
+            copy_files(kept, folder)
+            if _checksums(folder) == checksums:
+                return
+            log.warning("%s is damaged, and made again", kept)
+        except (OSError, ValueError) as error:
+            log.debug("not read from the user's cache: %s", error)
+        remove_tree(folder)
+    make(folder)
+    if kept is None:
+        return
+    try:
+        remove_tree(kept)
+        with temporary_folder(kept.parent) as part:
+            copy_files(folder, part)
+            sync_tree(part)
+            part.rename(kept)
+        write_user_cache(f"{kind}-checksums", key, _checksums(folder))
+    except (UserError, OSError, ValueError) as error:
+        log.debug("not kept in the user's cache: %s", error)
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    return {name: file_digest(path) for name, path in folder_files(folder).items()}
 
 
 def cache_folder() -> Path | None:
