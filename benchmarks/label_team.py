@@ -28,7 +28,6 @@ from crowdkit.aggregation import DawidSkene
 from posttrain.label.answers import encode_votes
 from posttrain.label.quality.agreement import measure_agreement
 from posttrain.label.quality.annotators import measure_work
-from posttrain.label.quality.config import CostConfig
 from posttrain.label.quality.consensus import dawid_skene, majority
 from posttrain.label.quality.report import alarms, quality_report
 
@@ -98,7 +97,7 @@ def plan_labels(
     labels: Sequence[str],
     *,
     hours: float = 6.0,
-    price: CostConfig | None = None,
+    price: float = 0.0,
     items: int = 2000,
     seed: int = 0,
 ) -> Plan:
@@ -109,7 +108,7 @@ def plan_labels(
         settings: How items are handed out.
         labels: The label set; all labels are equally frequent.
         hours: Hours that each annotator works in a day.
-        price: Price of the work.
+        price: Price of an hour of work.
         items: Items to simulate.
         seed: Seed.
     """
@@ -120,9 +119,8 @@ def plan_labels(
     resolved = {row["item"]: row for row in answers.to_pylist() if row["expected"] is None}
     right = np.array([row["resolution"] == truth[item] for item, row in resolved.items()], np.float64)
     reviews = sum(row["resolved_by"] == "review" for row in resolved.values())
-    work = measure_work(answers, {}, price or CostConfig())
-    days = sum(part.seconds for part in work) / 3600 / (hours * len(team))
-    cost, error = sum(part.cost for part in work) / days, 1 - float(right.mean())
+    days = sum(part.seconds for part in measure_work(answers, {})) / 3600 / (hours * len(team))
+    cost, error = price * hours * len(team), 1 - float(right.mean())
     half = 1.96 * float(np.sqrt(error * (1 - error) / len(right)))
     per_day = len(right) / days
     return Plan(per_day, answers.num_rows / days, cost, cost / per_day, reviews / days, error, half, hours)
@@ -130,13 +128,12 @@ def plan_labels(
 
 def show_plans() -> None:
     """Print a day of six hours of teams of 85%, 90% and 95% at 8 s an answer and 20 an hour."""
-    price = CostConfig(per_hour=20)
     print("accuracy people overlap checks labels/day | of 1,000 labels: answers  hours reviews   cost  wrong")
     for accuracy in (0.85, 0.9, 0.95):
         for overlap, checks in ((1, 0.0), (1, 0.1), (2, 0.0), (3, 0.0)):
             team = [SimulatedAnnotator(f"p{at}", accuracy=accuracy, seconds=8.0) for at in range(3)]
             settings = TeamSettings(overlap=overlap, gold_rate=0.05, check_rate=checks, misleading_rate=0.1)
-            plan = plan_labels(team, settings, LABELS, hours=6, price=price, items=4000)
+            plan = plan_labels(team, settings, LABELS, hours=6, price=20, items=4000)
             print(
                 f"{accuracy:8.0%} {len(team):6} {overlap:7} {checks:6.0%} {plan.labels:10,.0f} | "
                 f"{1000 * plan.answers / plan.labels:24,.0f} {1000 * len(team) * plan.hours / plan.labels:6.1f} "

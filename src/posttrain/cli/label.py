@@ -222,7 +222,7 @@ def report(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False
 
     with open_workspace(workspace, checked=False) as (store, config):
         reports = label_reports(store)
-        quality = report_on_queue(_queue(store, config), config.label.cost) if _batches(store, config) else None
+        quality = report_on_queue(_queue(store, config)) if _batches(store, config) else None
     if json:
         print_json({"rounds": reports, "quality": quality})
         return
@@ -252,11 +252,11 @@ def _print_quality(quality: dict[str, Any]) -> None:
         print_table("", ["agreement", "value", "low", "high", "items"], rows)
     work, gold = quality["work"], quality["gold"]["by_annotator"]
     rows = [
-        [part["annotator"], part["kind"], part["labels"], part["median_seconds"], part["cost"]]
+        [part["annotator"], part["kind"], part["labels"], part["median_seconds"]]
         + [gold.get(part["annotator"], {}).get(key) for key in ("value", "low", "high", "n")]
         for part in work
     ]
-    print_table("", ["annotator", "kind", "labels", "seconds", "cost", "gold right", "low", "high", "gold items"], rows)
+    print_table("", ["annotator", "kind", "labels", "seconds", "gold right", "low", "high", "gold items"], rows)
     if outlook["wanted"]:
         end = f"done about {outlook['done_at'][:16].replace('T', ' ')} UTC" if outlook["done_at"] else "no pace yet"
         print_line(f"{outlook['wanted']} answers are wanted, {outlook['per_day']:.0f} come a day: {end}")

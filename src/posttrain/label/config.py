@@ -10,7 +10,6 @@ from posttrain.label.annotator import Annotator, RecordReader
 from posttrain.label.model_annotators import TEACHERS, ModelAnnotator, PseudoConfig, TeacherName
 from posttrain.label.oracle import Oracle
 from posttrain.label.people import PeopleAnnotator
-from posttrain.label.quality.config import CostConfig
 from posttrain.label.queue import Queue
 from posttrain.label.queue_rows import QueueConfig
 from posttrain.models.endpoint import EndpointConfig
@@ -31,7 +30,6 @@ class LabelConfig(Section):
         "`champion`, `linear`, `endpoint`, `vote` or `ensemble`; what a model cannot answer goes to people.",
     )
     queue: QueueConfig = Field(default=QueueConfig(), description="How items are given to people.")
-    cost: CostConfig = Field(default=CostConfig(), description="Prices of labels, for the report.")
     suggest: TeacherName = Field(
         default="champion",
         description="The model whose answers people see: champion, linear, endpoint, vote (of these) or ensemble.",

@@ -44,7 +44,7 @@ class Site:
     quality: QueueReports = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "quality", QueueReports(self.queue, self.config.label.cost if self.config else None))
+        object.__setattr__(self, "quality", QueueReports(self.queue))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The quality report of the labelling: agreement, gold items, time and cost, drift, and alarms."""
+"""The quality report of the labelling: agreement, gold items, time, drift, and alarms."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,6 @@ from posttrain.report.charts.chart import Chart
 from posttrain.report.charts.curve import CurveStyle, compared_curves
 from posttrain.report.charts.heat_map import heat_map
 from posttrain.report.charts.rounds import Expectation, intervals
-from posttrain.report.formatting import number_text
 from posttrain.report.section import Fold, Items, Section, Table, Text, Tile, blocks
 from posttrain.store.message import Message
 
@@ -60,7 +59,6 @@ def quality_tiles(report: Json) -> list[Tile]:
         (_number(agreement["alpha"]["value"]), _MEASURES["alpha"], _interval(agreement["alpha"], 1)),
         (_percent(gold["value"]), _GOLD, _interval(gold)),
         (at, Message("done about (UTC)"), wanted),
-        (_money(outlook["spent"]), Message("spent"), ""),
     ]
 
 
@@ -78,7 +76,7 @@ def quality_sections(report: Json, accepted: Sequence[Json] = ()) -> list[Sectio
         _agreement(report["agreement"]),
         _gold_section(report),
         _confusions(report["annotators"]),
-        _section(Message("Time and cost"), "", _time_chart(report["work"]), _work(report["work"])),
+        _section(Message("Time"), "", _time_chart(report["work"]), _work(report["work"])),
         _section(
             Message("Drift"),
             Message("Errors among the latest 30 gold and checked items."),
@@ -257,13 +255,11 @@ def _work(work: list[Json]) -> Table:
             f"{part['labels']:,}",
             "–" if part["median_seconds"] is None else f"{part['median_seconds']:.1f} s",
             f"{part['seconds'] / 3600:.2f} h" if part["timed"] else "–",
-            _money(part["cost"]),
-            _money(part["cost"] / part["labels"]) if part["labels"] else "–",
         )
         for part in work
     ]
-    columns = (_PERSON, Message("kind"), _ANSWERS, Message("median time"), Message("time"), Message("cost"))
-    return Table((*columns, Message("a label")), rows, name=Message("Time and cost"))
+    columns = (_PERSON, Message("kind"), _ANSWERS, Message("median time"), Message("time"))
+    return Table(columns, rows, name=Message("Time"))
 
 
 def _time_chart(work: list[Json]) -> Chart | None:
@@ -327,7 +323,3 @@ def _percent(share: float | None) -> str:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
-
-
-def _money(value: float | None) -> str:
-    return "–" if value is None else number_text(round(value, 2))

@@ -13,7 +13,6 @@ from posttrain.label.quality.annotators import (
     known_outcomes,
     measure_work,
 )
-from posttrain.label.quality.config import CostConfig
 from posttrain.label.quality.consensus import gold_labels, reference_labels
 from posttrain.label.quality.findings import Finding, holm, wilson
 
@@ -62,27 +61,21 @@ def test_confusions_compare_with_the_others_and_come_most_frequent_first() -> No
     ]
 
 
-def test_work_is_priced_by_the_hour_and_the_label_and_breaks_are_cut() -> None:
+def test_breaks_are_cut_from_the_time_of_work() -> None:
     rows = [{"item": 1, "seconds": 20.0}, {"item": 2, "seconds": 40.0}, {"item": 3}]
     rows += [{"item": 4, "annotator": "ben", "batch": "spans", "seconds": 90_000.0}]
-    anna, ben = measure_work(answer_table(rows), {"spans": "span"}, CostConfig(per_hour=36, per_label=0.5))
+    anna, ben = measure_work(answer_table(rows), {"spans": "span"})
     assert (anna.annotator, anna.kind, anna.labels, anna.timed, anna.seconds) == ("anna", "label", 3, 2, 60)
-    # The answer without a time costs as much as the others: 3 of 30 s at a cent a second.
-    assert anna.cost == pytest.approx(0.9 + 3 * 0.5)
     assert (ben.kind, ben.seconds, ben.median_seconds) == ("span", IDLE_SECONDS, IDLE_SECONDS)
-    assert ben.cost == pytest.approx(6 + 0.5)
 
 
 def test_the_forecast_follows_the_pace() -> None:
     # 48 answers, a minute apart.
     table = answer_table([{"item": item, "seconds": 30.0} for item in range(48)])
-    work = measure_work(table, {}, CostConfig(per_hour=12))
-    outlook = forecast(table, work, 96, START + timedelta(hours=1))
+    outlook = forecast(table, 96, START + timedelta(hours=1))
     assert outlook.per_day == pytest.approx(48 * 24)
-    assert outlook.per_hour == pytest.approx(120)
     assert outlook.done_at == START + timedelta(hours=3)
-    assert outlook.spent == pytest.approx(4.8)
-    empty = forecast(answer_table([]), [], 5, START)
+    empty = forecast(answer_table([]), 5, START)
     assert (empty.per_day, empty.done_at) == (0, None)
 
 

@@ -1,4 +1,4 @@
-"""Gold accuracy, confusions, time and cost of each annotator, and when the batch will be done."""
+"""Gold accuracy, confusions and time of each annotator, and when the batch will be done."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from posttrain.label.answers import Integers, Votes
-from posttrain.label.quality.config import CostConfig
 from posttrain.label.quality.findings import Rate, wilson
 
 IDLE_SECONDS = 600.0
@@ -91,7 +90,7 @@ def confusions(votes: Votes, reference: Integers) -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Work:
-    """Time and cost of an annotator's answers of one kind.
+    """Time of an annotator's answers of one kind.
 
     Attributes:
         annotator: Name.
@@ -100,7 +99,6 @@ class Work:
         timed: Answers whose time is known.
         seconds: Their time together, breaks cut to `IDLE_SECONDS`.
         median_seconds: Median time of an answer; NaN if none is timed.
-        cost: Price of all answers; those without a time cost as much time as the others on average.
     """
 
     annotator: str
@@ -109,16 +107,14 @@ class Work:
     timed: int
     seconds: float
     median_seconds: float
-    cost: float
 
 
-def measure_work(answers: pa.Table, kinds: Mapping[str, str], price: CostConfig) -> list[Work]:
-    """Returns time and cost by annotator and kind.
+def measure_work(answers: pa.Table, kinds: Mapping[str, str]) -> list[Work]:
+    """Returns the time by annotator and kind.
 
     Args:
         answers: Table of the schema `posttrain.label.answers.ANSWERS`.
         kinds: Kind of answer of each batch; a batch without one has the kind ``label``.
-        price: The prices.
     """
     groups: dict[tuple[str, str], list[float | None]] = defaultdict(list)
     columns = (answers[name].to_pylist() for name in ("annotator", "batch", "seconds"))
@@ -127,10 +123,8 @@ def measure_work(answers: pa.Table, kinds: Mapping[str, str], price: CostConfig)
     result = []
     for (annotator, kind), times in sorted(groups.items()):
         known = np.minimum([time for time in times if time is not None], IDLE_SECONDS)
-        mean = float(known.mean()) if len(known) else 0.0
-        cost = len(times) * (price.per_label + price.per_hour * mean / 3600)
         median = float(np.median(known)) if len(known) else np.nan
-        result.append(Work(annotator, kind, len(times), len(known), float(known.sum()), median, cost))
+        result.append(Work(annotator, kind, len(times), len(known), float(known.sum()), median))
     return result
 
 
@@ -140,30 +134,20 @@ class Forecast:
 
     Attributes:
         per_day: Answers a day, over the days from the first answer in the last week to ``now``.
-        per_hour: Answers in an hour of work of one person; NaN if no answer is timed.
         wanted: Answers still wanted.
         done_at: When they will be there; None at no pace.
-        spent: Cost of all answers until now.
     """
 
     per_day: float
-    per_hour: float
     wanted: int
     done_at: datetime | None
-    spent: float
 
 
-def forecast(answers: pa.Table, work: list[Work], wanted: int, now: datetime) -> Forecast:
-    """Estimates when the batch will be done and what it will have cost, from the pace of the last seven days."""
+def forecast(answers: pa.Table, wanted: int, now: datetime) -> Forecast:
+    """Estimates when the batch will be done, from the pace of the last seven days."""
     times = [time for time in answers["created_at"].to_pylist() if now - timedelta(days=7) <= time <= now]
     # At least an hour, so that the first answers of a batch do not make an absurd pace.
     days = max((now - min(times)).total_seconds(), 3600.0) / 86400 if times else np.nan
     per_day = len(times) / days if times else 0.0
-    timed, seconds = sum(part.timed for part in work), sum(part.seconds for part in work)
-    return Forecast(
-        per_day=per_day,
-        per_hour=3600 * timed / seconds if seconds else np.nan,
-        wanted=wanted,
-        done_at=now + timedelta(days=wanted / per_day) if per_day and wanted / per_day < 36500 else None,
-        spent=sum(part.cost for part in work),
-    )
+    done_at = now + timedelta(days=wanted / per_day) if per_day and wanted / per_day < 36500 else None
+    return Forecast(per_day, wanted, done_at)

@@ -1,8 +1,4 @@
-"""The config section ``label.cost``, and the values of quality that rules can use."""
-
-from pydantic import Field
-
-from posttrain.store.section import Section
+"""The values of quality that rules can use."""
 
 VALUE_NAMES = {
     "label.answers": "answers of people in the queue",
@@ -12,10 +8,3 @@ VALUE_NAMES = {
     "label.alarms": "alarms of the quality report",
 }
 """Names of values in the rules of triggers and gates; they are not numbers where nothing is measured."""
-
-
-class CostConfig(Section):
-    """The price of people's work."""
-
-    per_hour: float = Field(0.0, ge=0, description="Price of an hour of an annotator.")
-    per_label: float = Field(0.0, ge=0, description="Price of a label, on top of the hours.")

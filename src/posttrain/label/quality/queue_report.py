@@ -14,7 +14,6 @@ from sqlalchemy import select
 
 from posttrain.label.answers import answers_of_people
 from posttrain.label.quality.annotators import known_outcomes
-from posttrain.label.quality.config import CostConfig
 from posttrain.label.quality.findings import wilson
 from posttrain.label.quality.report import QualityInputs, alarms, quality_report, quality_values
 from posttrain.label.queue import Queue
@@ -41,15 +40,10 @@ class _Kept:
 
 
 class QueueReports:
-    """Computes quality reports in a thread, one at a time, and keeps the last of each batch.
+    """Computes quality reports in a thread, one at a time, and keeps the last of each batch."""
 
-    Args:
-        queue: The queue.
-        price: Prices of the work.
-    """
-
-    def __init__(self, queue: Queue, price: CostConfig | None = None) -> None:
-        self.queue, self.price = queue, price
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
         self._lock, self._one = Lock(), Lock()
         self._kept: dict[str | None, _Kept] = {}
         self._running: dict[str | None, Future[dict[str, Any]]] = {}
@@ -86,7 +80,7 @@ class QueueReports:
         begun = time.monotonic()
         try:
             with self._one:
-                report = report_on_queue(self.queue, self.price, batch)
+                report = report_on_queue(self.queue, batch)
         except BaseException as error:  # noqa: BLE001 - raised by all who wait for it
             with self._lock:
                 del self._running[batch]
@@ -98,11 +92,11 @@ class QueueReports:
         future.set_result(report)
 
 
-def report_on_queue(queue: Queue, price: CostConfig | None = None, batch: str | None = None) -> dict[str, Any]:
+def report_on_queue(queue: Queue, batch: str | None = None) -> dict[str, Any]:
     """Computes `quality_report` on a batch of the queue, or on all, with ``behaviour`` of `measure_behaviour`."""
     inputs, answers = _inputs(queue, batch), queue.answers(batch)
     draws = min(_DRAWS, max(_LEAST_DRAWS, _DRAWN_ANSWERS // max(answers.num_rows, 1)))
-    report = quality_report(answers, price, inputs, draws=draws)
+    report = quality_report(answers, inputs, draws=draws)
     return {**report, "behaviour": measure_behaviour(answers)}
 
 

@@ -26,7 +26,7 @@ from posttrain.label.quality.behaviour import (
     random_answers,
     suggestion_bias,
 )
-from posttrain.label.quality.config import VALUE_NAMES, CostConfig
+from posttrain.label.quality.config import VALUE_NAMES
 from posttrain.label.quality.consensus import dawid_skene, gold_labels, majority, reference_labels
 from posttrain.label.quality.findings import Finding
 
@@ -87,7 +87,6 @@ def alarms(answers: pa.Table, inputs: QualityInputs | None = None) -> list[Findi
 
 def quality_report(
     answers: pa.Table,
-    price: CostConfig | None = None,
     inputs: QualityInputs | None = None,
     *,
     now: datetime | None = None,
@@ -98,7 +97,6 @@ def quality_report(
 
     Args:
         answers: Table of the schema `posttrain.label.answers.ANSWERS`.
-        price: Prices of the work.
         inputs: Further facts.
         now: Time of the report; the present by default.
         draws: Bootstrap samples of the intervals of agreement; 0: no intervals.
@@ -119,7 +117,6 @@ def quality_report(
     agreement = asdict(measure_agreement(compared, draws=draws, seed=seed))
     gold, by_annotator, by_class = gold_accuracy(people, outcomes)
     findings = alarms(answers, inputs)
-    work = measure_work(answers, inputs.kinds or {}, price or CostConfig())
     now = now or datetime.now(UTC)
     report = {
         "counts": {
@@ -137,8 +134,8 @@ def quality_report(
         },
         "consensus": _consensus(votes, expected),
         "annotators": confusions(votes, reference_labels(votes, expected)),
-        "work": [asdict(part) for part in work],
-        "outlook": asdict(forecast(people, work, inputs.wanted, now)),
+        "work": [asdict(part) for part in measure_work(answers, inputs.kinds or {})],
+        "outlook": asdict(forecast(people, inputs.wanted, now)),
         "alarms": [finding.as_dict() for finding in findings],
         "values": _values(
             people.num_rows, agreement["percent"]["value"], krippendorff_alpha(compared), gold.value, len(findings)

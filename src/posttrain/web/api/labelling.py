@@ -183,7 +183,7 @@ def labelling_routes(site: Site) -> APIRouter:
 
     @router.get("/quality", **least("reviewer"))
     def quality(batch: BatchName | None = None) -> dict[str, Any]:
-        """Reports agreement, gold accuracy, consensus, confusions, work, cost, outlook and alarms."""
+        """Reports agreement, gold accuracy, consensus, confusions, work, outlook and alarms."""
         return site.quality.get(batch) or {}
 
     def _next(sender: Sender, translate: Translator, batch: str | None, besides: Sequence[int]) -> NextTask:
