@@ -4,6 +4,7 @@
 # make check    style, layers, types and the quick tests
 # make install  everything that the two need
 # make lint     style, layers and types
+# make docs     builds the documents as pages with a search, in site/; a dead link or anchor is an error
 
 PYTHON ?= python3
 VENV := .venv
@@ -14,7 +15,7 @@ INSTALL := $(BIN)/pip install --disable-pip-version-check --quiet --constraint c
 # compiled code every worker, and every program that a test starts, would compile its sources again.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-long check install lint
+.PHONY: demo test test-long check install lint docs
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -37,6 +38,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
+docs: $(VENV)/.installed-docs
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -c docs -d .doctrees . site
+
 $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
 
@@ -48,4 +52,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(INSTALL) --editable '.[dev]'
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(INSTALL) --editable '.[docs]'
 	touch $@

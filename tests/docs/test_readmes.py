@@ -1,9 +1,14 @@
 """Both READMEs have the same content, and local links of the documents exist."""
 
+import importlib.util
 import re
 from pathlib import Path
 
 import pytest
+
+import posttrain
+from posttrain.cli.config import config_keys
+from posttrain.loop.config import Config
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -67,9 +72,44 @@ def test_the_readme_opens_with_the_two_commands_and_the_picture() -> None:
     assert rest
 
 
+def _anchors(text: str) -> set[str]:
+    """Returns the anchors that GitHub and the site give to the headings."""
+    anchors: set[str] = set()
+    for heading in re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.MULTILINE):
+        slug = re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+        anchors.add(next(name for name in (slug, *(f"{slug}-{n}" for n in range(1, 99))) if name not in anchors))
+    return anchors
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_local_links_exist(document: str) -> None:
     folder = (ROOT / document).parent
     for link in LINK.findall(FENCE.sub("", _read(document))):
-        if "://" not in link:
-            assert (folder / link.partition("#")[0]).exists(), f"{document} links to {link}"
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = folder / name if name else ROOT / document
+        # The site shows files only.
+        assert target.is_file(), f"{document} links to {link}"
+        assert not anchor or anchor in _anchors(target.read_text(encoding="utf-8")), f"{document} links to {link}"
+
+
+def test_the_site_has_every_document_and_every_key() -> None:
+    spec = importlib.util.spec_from_file_location("docs_conf", ROOT / "docs" / "conf.py")
+    assert spec is not None
+    assert spec.loader is not None
+    site = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(site)
+    pages = {}
+    for page in ("README", "docs/configuration", "docs/api"):
+        source = [""]
+        site.add_generated(None, page, source)
+        pages[page] = source[0]
+    listed = re.findall(r"^(?!:|```)(\S+)$", pages["README"], re.MULTILINE)
+    assert sorted(["README", *listed]) == sorted(name.removesuffix(".md") for name in DOCUMENTS)
+    for entry in config_keys(Config):
+        assert f"\n| `{entry.key}` | " in pages["docs/configuration"]
+    assert all(f":: posttrain.{name}\n" in pages["docs/api"] for name in posttrain.__all__)
+    # `make docs` installs what the constraints pin.
+    pinned = {line.partition("==")[0] for line in _read("constraints.txt").splitlines()}
+    assert {"furo", "myst-parser", "sphinx"} <= pinned
