@@ -34,7 +34,7 @@ _RESUMABLE = (
 )
 """Keys and sections whose values the next step reads again: no weight, moment or batch has their shape."""
 
-_NOT_RESUMABLE = ("optimizer.name",)
+_NOT_RESUMABLE = ("optimizer.name", "optimizer.offload")
 
 
 class PruneConfig(Section):

@@ -79,6 +79,12 @@ def test_an_accelerator_moves_state_to_the_host(smollm2: ModelSpec) -> None:
     assert cpu.host == 0
     assert cuda.host == GIB + cpu.parts["checkpoint copy"]
     assert (cuda.parts["process"], cuda.parts["checkpoint copy"]) == (0, 0)
+    offload_config = config.model_copy(update={"optimizer": OptimizerConfig(offload=True)})
+    offloaded = estimate_memory(smollm2, offload_config, batch, device="cuda", process=GIB)
+    states = ("float32 masters", "gradient sums", "optimiser state")
+    assert [offloaded.parts[name] for name in states] == [0, 0, 0]
+    assert offloaded.host == cuda.host + (8 + 8 + 2) * smollm2.count()
+    assert estimate_memory(smollm2, offload_config, batch, process=GIB) == cpu  # a CPU has nowhere to offload to
 
 
 def test_the_largest_budget_that_fits(smollm2: ModelSpec) -> None:
@@ -107,12 +113,13 @@ def test_the_longest_sequence_sets_the_minimum(smollm2: ModelSpec) -> None:
 
 def test_each_task_of_a_step_has_gradient_sums_of_its_own(smollm2: ModelSpec) -> None:
     batch = MicroBatch.full(1024, CONFIG)
-    for device in ("cpu", "cuda"):
-        one, three = (estimate_memory(smollm2, CONFIG, batch, device=device, tasks=tasks) for tasks in (1, 3))
+    for device, offload in (("cpu", False), ("cuda", False), ("cuda", True)):
+        config = CONFIG.model_copy(update={"optimizer": OptimizerConfig(offload=offload)})
+        one, three = (estimate_memory(smollm2, config, batch, device=device, tasks=tasks) for tasks in (1, 3))
         copies = 2 * 4 * smollm2.count(trained=True)
-        assert three.parts["gradient sums"] - one.parts["gradient sums"] == copies
-        assert three.host == one.host
-        assert three.total - one.total == copies
+        assert three.parts["gradient sums"] - one.parts["gradient sums"] == (0 if offload else copies)
+        assert three.host - one.host == (copies if offload else 0)
+        assert three.total - one.total == (0 if offload else copies)
     room = estimate_memory(smollm2, CONFIG, MicroBatch.full(4096, CONFIG)).total
     budgets = [choose_budget(smollm2, CONFIG, int(room / 0.9), tasks=tasks).tokens for tasks in (1, 2)]
     assert budgets[1] < budgets[0] == 4096

@@ -129,6 +129,12 @@ def estimate_memory(
     snapshot, host = snapshot_bytes(spec, config), 0
     if not on_cpu:
         host = process + snapshot
+        if config.optimizer.offload:
+            # Masters of adapters and float32 weights are copies there too, and each gradient lands beside its sum.
+            host += (
+                sum(kept.values()) + 4 * trained - kept["float32 masters"] + parameter_bytes(spec, config, trained=True)
+            )
+            kept = dict.fromkeys(kept, 0)
     activations, working = _activation_bytes(spec, config, batch, device)
     parts = {
         "parameters": parameter_bytes(spec, config),

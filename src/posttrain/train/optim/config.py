@@ -19,6 +19,9 @@ class OptimizerConfig(Section):
     )
     betas: tuple[_MomentDecay, _MomentDecay] = Field((0.9, 0.95), description="Adam's moment decay rates.")
     weight_decay: float = Field(0.01, ge=0, description="Decoupled decay of the matrices; an L2 penalty with sgd.")
+    offload: bool = Field(
+        False, description="Keep masters and moments in the host's memory and step there; needs an accelerator."
+    )
 
 
 class SurgeryConfig(Section):

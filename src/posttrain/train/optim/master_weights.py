@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from posttrain.store.errors import UserError
 from posttrain.train.optim.config import OptimizerConfig
+from posttrain.train.optim.offload import Offload
 from posttrain.train.optim.optimizers import OptimizerState, build_optimizer
 from posttrain.train.optim.parameter_groups import NamedParameter, ParameterLocation, parameter_locations
 
@@ -25,7 +26,8 @@ class MasterWeights:
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
         self.names = [name for name, weight in model.named_parameters() if weight.requires_grad]
         self.weights = [weight for weight in model.parameters() if weight.requires_grad]
-        self.masters = [_float32_master(weight) for weight in self.weights]
+        self._offload = Offload.from_accelerator(self.weights) if config.offload else None
+        self.masters = self._offload.masters if self._offload else [_float32_master(weight) for weight in self.weights]
         self._embeddings = [module for module in model.modules() if type(module) is nn.Embedding and not module.sparse]
         # Sparse gradients hold the rows that were read, not the whole vocabulary.
         for embedding in self._embeddings:
@@ -37,11 +39,11 @@ class MasterWeights:
             for embedding in self._embeddings
             if embedding.weight in masters
         ]
-        for weight, master in zip(self.weights, self.masters, strict=True):
+        for index, (weight, master) in enumerate(zip(self.weights, self.masters, strict=True)):
             master.grad = torch.zeros_like(master)
             if weight is not master:
                 # Each gradient joins its float32 sum as soon as it is ready, so that only one is in memory at a time.
-                self._hooks.append(weight.register_post_accumulate_grad_hook(self._add_to(master)))  # type: ignore[no-untyped-call]
+                self._hooks.append(weight.register_post_accumulate_grad_hook(self._add_to(master, index)))  # type: ignore[no-untyped-call]
         self._stale: set[Tensor] = set()  # sums that still hold the last step's gradient
         where = parameter_locations(model)
         self._groups = [_layer_group(where[name]) for name in self.names]
@@ -57,7 +59,9 @@ class MasterWeights:
 
     @torch.no_grad()
     def finished_sums(self) -> list[Tensor]:
-        """Returns the float32 gradients after a backward pass, and clears stale ones."""
+        """Returns the float32 gradients after a backward pass: waits for those in flight, and clears stale ones."""
+        if self._offload:
+            self._offload.finish()
         for master in self._stale:
             _gradient_sum(master).zero_()
         self._stale.clear()
@@ -100,6 +104,8 @@ class MasterWeights:
     @torch.no_grad()
     def zero_grad(self) -> None:
         """Clears the gradients."""
+        if self._offload:
+            self._offload.finish()
         for weight, master in zip(self.weights, self.masters, strict=True):
             if weight is master:  # autograd adds to it by itself
                 _gradient_sum(master).zero_()
@@ -149,10 +155,14 @@ class MasterWeights:
                 fix="train the model that it began with, or start again in another folder",
             )
 
-    def _add_to(self, master: Tensor) -> Callable[[Tensor], None]:
+    def _add_to(self, master: Tensor, index: int) -> Callable[[Tensor], None]:
         def add(weight: Tensor) -> None:
             assert weight.grad is not None
-            if master in self._stale and not weight.grad.is_sparse:
+            if self._offload:
+                if master in self._stale:
+                    _gradient_sum(master).zero_()
+                self._offload.add(index, weight.grad)
+            elif master in self._stale and not weight.grad.is_sparse:
                 _gradient_sum(master).copy_(weight.grad)
             else:
                 if master in self._stale:
@@ -165,6 +175,9 @@ class MasterWeights:
 
     @torch.no_grad()
     def _round_back(self) -> None:
+        if self._offload:
+            self._offload.round_back()
+            return
         rounded = [(w, m) for w, m in zip(self.weights, self.masters, strict=True) if w is not m]
         if rounded:
             torch._foreach_copy_([weight for weight, _ in rounded], [master for _, master in rounded])
@@ -172,7 +185,7 @@ class MasterWeights:
 
 def _use_master_rows(master: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor | None]:
     def rows(embedding: nn.Module, inputs: tuple[Tensor, ...], embedded: Tensor) -> Tensor | None:
-        if embedded.dtype != torch.float32:
+        if embedded.dtype != torch.float32 or master.device != embedded.device:
             return None
         exact = nn.functional.embedding(inputs[0], master.detach())
         # The second term is 0: it carries the gradient to the embedding.
