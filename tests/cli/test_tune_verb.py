@@ -15,7 +15,7 @@ import yaml
 
 from posttrain.tune import TrialContext, minimize
 from posttrain.tune.budget import count_trials
-from posttrain.tune.study import read_study
+from posttrain.tune.study import read_study_events
 
 Call = Callable[..., Any]
 
@@ -294,7 +294,7 @@ def test_kill_a_study_of_trainings(tmp_path: Path) -> None:
     process = start("killed")
     process.join()
     assert process.exitcode == 0, (tmp_path / "killed.log").read_text()
-    whole, killed = (read_study(folder / "out")[1] for folder in folders.values())
+    whole, killed = (read_study_events(folder / "out")[1] for folder in folders.values())
     for one, other in zip(whole, killed, strict=True):
         assert (one.settings, one.state, one.value) == (other.settings, other.state, other.value)
         reports = [[(report.step, report.value) for report in trial.reports] for trial in (one, other)]

@@ -16,7 +16,7 @@ from posttrain.tune.samplers.base import Sampler
 from posttrain.tune.samplers.optuna_sampler import OptunaSampler
 from posttrain.tune.samplers.registry import make_sampler
 from posttrain.tune.space import Settings
-from posttrain.tune.study import read_study
+from posttrain.tune.study import read_study_events
 from posttrain.tune.trial import Trial, TrialState
 
 CUBE = Space({name: Float(0, 1) for name in "xyz"})
@@ -131,6 +131,6 @@ def test_what_is_the_fault_of_settings_is_kept_with_the_study(tmp_path: Path) ->
         return 1.0
 
     minimize(function, {"x": Float(0, 1)}, budget=5, engine="processes", workers=1, out=tmp_path / "study")
-    _, trials = read_study(tmp_path / "study")
+    _, trials, _ = read_study_events(tmp_path / "study")
     assert [trial.state is TrialState.FAILED for trial in trials] == [True, True, True, True, False]
     assert [trial.has_bad_settings for trial in trials] == [True, True, True, False, False]

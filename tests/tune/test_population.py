@@ -20,7 +20,7 @@ from posttrain.tune.samplers.base import Proposal
 from posttrain.tune.samplers.population import PerturbSampler
 from posttrain.tune.schedulers.population import Pbt
 from posttrain.tune.schedulers.registry import make_scheduler
-from posttrain.tune.study import Study, read_study
+from posttrain.tune.study import Study, read_study_events
 from posttrain.tune.trial import Fork, Report, Trial, TrialState, lineage
 from posttrain.tune.trial_folders import TrialFolders
 
@@ -229,7 +229,7 @@ def test_the_lineage_of_the_best(whole: TuneResult, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_children_of_a_study_that_was_reopened_read_as_they_were(tmp_path: Path) -> None:
     result = run(out=tmp_path)
-    assert outcome(read_study(tmp_path)[1]) == outcome(result.trials)
+    assert outcome(read_study_events(tmp_path)[1]) == outcome(result.trials)
     assert outcome(run(out=tmp_path).trials) == outcome(result.trials)
     line = json.loads((tmp_path / "trials.jsonl").read_text().splitlines()[4])
     assert result.trials[4].fork is not None
@@ -303,7 +303,7 @@ def test_a_driver_that_is_killed_in_the_midst_of_a_copy(whole: TuneResult, tmp_p
         assert in_process(lambda: len(run(out=tmp_path).trials)).killed
     left = [path for path in (tmp_path / "trials" / "copies").iterdir() if path.is_dir()]
     assert len(left) == 1
-    assert [trial.fork for trial in read_study(tmp_path)[1] if trial.fork]
+    assert [trial.fork for trial in read_study_events(tmp_path)[1] if trial.fork]
     assert outcome(run(out=tmp_path).trials) == outcome(whole.trials)
     assert not list((tmp_path / "trials" / "copies").iterdir())
 
@@ -314,7 +314,7 @@ def test_a_parent_that_is_gone_fails_its_child(tmp_path: Path) -> None:
         patch.setattr(TrialFolders, "copy", lambda folders, parent, child: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
             run(out=tmp_path)
-    fork = read_study(tmp_path)[1][4].fork
+    fork = read_study_events(tmp_path)[1][4].fork
     assert fork is not None
     # As if another version had resumed the parent first.
     with Study(Goal(Space(SETTINGS)), folder=tmp_path) as study:

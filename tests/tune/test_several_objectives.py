@@ -21,7 +21,7 @@ from posttrain.tune.goal import Goal
 from posttrain.tune.objectives import read_objectives
 from posttrain.tune.runs import CurvePoint, replay
 from posttrain.tune.samplers.registry import make_sampler
-from posttrain.tune.study import read_study
+from posttrain.tune.study import read_study_events
 from posttrain.tune.trial import Trial, TrialState
 
 SPACE = {"x": Float(0, 1), "depth": Int(1, 8), "kind": Choice(["a", "b"])}
@@ -89,7 +89,7 @@ def test_the_front_its_files_and_optunas_study(tmp_path: Path) -> None:
     assert configs == {f"{trial.number:04d}.yaml": trial.settings for trial in result.front}
     lines = [json.loads(line) for line in (tmp_path / "trials.jsonl").read_text().splitlines()]
     assert [line["values"] for line in lines] == [list(trial.values or ()) for trial in result.trials]
-    goal, trials = read_study(tmp_path)
+    goal, trials, _ = read_study_events(tmp_path)
     assert goal.objectives == read_objectives(OBJECTIVES)
     assert trials == list(result.trials)
 
@@ -249,7 +249,7 @@ def test_a_study_of_other_objectives_is_refused(tmp_path: Path) -> None:
     # Limits and the rule change no value, and are those of the last call.
     again = run(["loss", {"metric": "accuracy", "maximize": True, "limit": 0.5}], choose="loss within 0%")
     assert comparable(again.trials) == comparable(first.trials)
-    goal, trials = read_study(tmp_path)
+    goal, trials, _ = read_study_events(tmp_path)
     assert goal.objectives.choose == "loss within 0%"
     assert goal.objectives.items[1].limit == 0.5
     assert goal.best_trial(trials) == again.best

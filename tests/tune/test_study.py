@@ -16,7 +16,7 @@ from posttrain.tune.goal import Goal
 from posttrain.tune.objectives import Objective, Objectives
 from posttrain.tune.parameters import Choice, Float
 from posttrain.tune.space import Space
-from posttrain.tune.study import Study, read_study
+from posttrain.tune.study import Study, read_study_events
 from posttrain.tune.trial import Report, Trial, TrialState, best_trial
 
 LORA = {"rate": 1e-4, "method": "lora", "rank": 8, "batch": 8, "accumulation": 2}
@@ -68,7 +68,7 @@ def test_a_study_is_read_again(where: str, tmp_path: Path, request: pytest.Fixtu
             with pytest.raises(LockedError, match="another process works on this study"):
                 Study(Goal(SPACE), folder=tmp_path, url=url)
         before, clock = list(study.trials), study.clock
-        goal, trials = read_study(tmp_path, url)
+        goal, trials, _ = read_study_events(tmp_path, url)
         assert (trials, goal.space.to_json(), goal.maximize) == (before, SPACE.to_json(), False)
     with Study(Goal(SPACE), folder=tmp_path, url=url) as study:
         assert study.trials == before
@@ -167,7 +167,7 @@ def test_another_objective_is_refused(tmp_path: Path) -> None:
 
 def test_what_is_no_study(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no study"):
-        read_study(tmp_path)
+        read_study_events(tmp_path)
     (tmp_path / "study.db").write_text("no database, and longer than the hundred bytes that its header has " * 4)
     with pytest.raises(UserError, match="is not a study"):
         Study(Goal(SPACE), folder=tmp_path)
@@ -193,7 +193,7 @@ def test_what_is_no_study(tmp_path: Path) -> None:
 def test_no_password_is_shown(url: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUNE_PASSWORD", "s3cret")
     monkeypatch.setenv("TUNE_URL", "postgresql://alice:s3cret@127.0.0.1:1/tune")
-    for begin in (lambda: read_study(None, url), lambda: Study(Goal(SPACE), folder=tmp_path, url=url)):
+    for begin in (lambda: read_study_events(None, url), lambda: Study(Goal(SPACE), folder=tmp_path, url=url)):
         with pytest.raises((UserError, WorkError), match=reason) as caught:
             begin()
         assert "s3cret" not in str(caught.value)
@@ -258,7 +258,7 @@ def test_a_folder_that_cannot_be_written_to_is_read(tmp_path: Path, monkeypatch:
     with monkeypatch.context() as patch:
         access = os.access
         patch.setattr("os.access", lambda path, mode: path != tmp_path and access(path, mode))
-        assert read_study(tmp_path)[1] == trials
+        assert read_study_events(tmp_path)[1] == trials
     assert {path.name for path in tmp_path.iterdir()} == before
 
 

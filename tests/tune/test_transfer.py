@@ -153,27 +153,14 @@ def test_a_study_is_kept_with_its_task_and_found_again(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "next" / "warm_start.json").read_text()) == kept
 
 
-def test_a_study_without_its_task_is_read_from_its_database(tmp_path: Path) -> None:
-    minimize(bowl(0.3, 0.6), SQUARE, budget=5, out=tmp_path / "old")
-    (tmp_path / "old" / "task.json").unlink()
-    study = PastStudy.read(tmp_path / "old")
-    assert (len(study.trials), study.features) == (5, {})
-    assert choose_warm_start([study], study.goal, {}).sentences == (
-        "starts from 3 settings of old (not comparable, 5 trials)",
-    )
-
-
-@pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.slow
-def test_a_study_of_several_objectives_is_left_out(tmp_path: Path, kept: bool) -> None:
+def test_a_study_of_several_objectives_is_left_out(tmp_path: Path) -> None:
     def function(trial: TrialContext) -> tuple[float, float, float]:
         trial.report(1, (1.0, 2.0, 3.0))
         return trial["x"], trial["y"], 1.0
 
     folder, objectives = tmp_path / "several", ["value", Objective("size", maximize=True), "third"]
     first = minimize(function, SQUARE, budget=3, sampler="random", out=folder, objectives=objectives)
-    if not kept:  # read from the database
-        (folder / "task.json").unlink()
     (study,) = read_past(tmp_path, Path())
     assert [trial.values for trial in study.trials] == [trial.values for trial in first.trials]
     assert [trial.reports[0].values for trial in study.trials] == [(1.0, 2.0, 3.0)] * 3

@@ -15,7 +15,7 @@ import pytest
 from posttrain.tune import Float, minimize
 from posttrain.tune.context import TrialContext
 from posttrain.tune.storage import read_name
-from posttrain.tune.study import read_study
+from posttrain.tune.study import read_study_events
 from posttrain.tune.trial import Trial, TrialState
 
 pytestmark = pytest.mark.slow
@@ -90,7 +90,7 @@ class Study:
         assert process.exitcode == 0, (self.folder / "output").read_text()
         assert (self.folder / "done").exists()
         out = self.folder / "out"
-        trials = read_study(out, self.url, read_name(out, self.url))[1]
+        trials = read_study_events(out, self.url, read_name(out, self.url))[1]
         lines = (self.folder / "out" / "trials.jsonl").read_text().splitlines()
         assert [json.loads(line)["number"] for line in lines] == list(range(TRIALS))
         return outcome(trials)
@@ -182,7 +182,7 @@ def test_kill_workers(reference: list[tuple[Any, ...]], tmp_path: Path) -> None:
     process.join()
     assert process.exitcode == 0, (tmp_path / "study" / "output").read_text()
     assert len(killed) == 3
-    assert outcome(read_study(tmp_path / "study" / "out")[1]) == reference
+    assert outcome(read_study_events(tmp_path / "study" / "out")[1]) == reference
 
 
 def test_a_worker_that_is_killed_beside_others_runs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +239,7 @@ def test_a_trial_that_is_killed_again_and_again_has_failed(tmp_path: Path) -> No
     killing = "        if trial.number == 3: os.kill(os.getpid(), 9)\n        step += 1\n"
     (tmp_path / "study" / "script.py").write_text(script.replace("        step += 1\n", killing))
     study.finish()
-    trials = read_study(tmp_path / "study" / "out")[1]
+    trials = read_study_events(tmp_path / "study" / "out")[1]
     assert trials[3].state is TrialState.FAILED
     assert trials[3].error == "killed by SIGKILL, perhaps as memory ran out"
     assert [number for number, _, _ in study.steps()].count(3) == 2

@@ -286,23 +286,17 @@ class Study:
                 self._show_state(trial)
 
 
-def read_study(folder: Path | None = None, url: str | None = None, name: str = "tune") -> tuple[Goal, list[Trial]]:
+def read_study_events(
+    folder: Path | None = None, url: str | None = None, name: str = "tune"
+) -> tuple[Goal, list[Trial], list[Event]]:
     """Reads a study without working on it, also while another process does.
 
     Returns:
-        What it searches, and its trials by number.
+        What it searches, its trials by number, and all of its events in their order.
 
     Raises:
         UserError: there is no such study.
     """
-    goal, trials, _ = read_study_events(folder, url, name)
-    return goal, trials
-
-
-def read_study_events(
-    folder: Path | None = None, url: str | None = None, name: str = "tune"
-) -> tuple[Goal, list[Trial], list[Event]]:
-    """Reads a study as `read_study` does, and all of its events in their order."""
     with _stored_study(folder, url, name) as (storage, study):
         history = read_events(storage.get_all_trials(study._study_id, deepcopy=False))
         return stored_goal(study), history.trials, history.events

@@ -96,15 +96,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_history_has_every_value_where_its_cost_was_spent(folder: Path) -> None:
-    by_trial, by_seconds, by_tokens = draw(folder).history
+    by_trial, by_seconds = draw(folder).history
     assert list(items(by_trial)) == [("finished", 0, 0.5), ("stopped", 1, 0.875), ("paused", 3, 0.625)]
-    # The clock of the study, and the tokens of all trials until then.
+    # By the clock of the study.
     assert list(items(by_seconds)) == [("finished", 6.0, 0.5), ("stopped", 4.0, 0.875), ("paused", 12.0, 0.625)]
-    assert list(items(by_tokens)) == [("finished", 260, 0.5), ("stopped", 150, 0.875), ("paused", 410, 0.625)]
     assert line(by_seconds, "best so far") == [(6.0, 0.5), (12.0, 0.5)]
-    assert by_seconds.rows == [("0", "0.5", "6.0 s", "260")]
-    tips = [item["tip"] for series in by_tokens.option["series"] for item in series["data"] if isinstance(item, dict)]
-    assert tips[1] == "trial 1 (stopped at step 1): held-out loss 0.875, 4.0 s into the study, 150 tokens"
+    assert by_seconds.rows == [("0", "0.5", "6.0 s")]
+    tips = [item["tip"] for series in by_seconds.option["series"] for item in series["data"] if isinstance(item, dict)]
+    assert tips[1] == "trial 1 (stopped at step 1): held-out loss 0.875, 4.0 s into the study"
 
 
 def test_curves_end_in_the_state_of_their_trial(folder: Path) -> None:

@@ -40,7 +40,7 @@ class StudyCharts:
     """A study as charts.
 
     Args:
-        history: by number, by seconds and by tokens.
+        history: by number and by seconds.
         curves: learning curves; None where no trial has reported a value.
         slices: a chart for each setting.
         importance: fANOVA, where there is something to draw.
@@ -62,7 +62,7 @@ def study_charts(
     Args:
         goal: what the study searches; of several objectives one, with its values alone (`with_objective`).
         trials: its trials, by number.
-        events: what happened, in its order; where they are not known there is no history by seconds and tokens.
+        events: what happened, in its order; where they are not known there is no history by seconds.
         importance: of its settings.
         detail: share of the points that are drawn where there are too many.
     """
@@ -119,16 +119,10 @@ def _history(
 ) -> tuple[tuple[Chart, ...], str]:
     valued = [trial for trial in trials if trial.latest is not None]
     spent = _spent(events)
-    unit, seconds = _time_unit(max((clock for clock, _ in spent.values()), default=0.0))
-    tokens = max((used for _, used in spent.values()), default=0)
-    million = tokens >= 1_000_000
+    unit, seconds = _time_unit(max(spent.values(), default=0.0))
     axes = [
         ("trial", {trial.number: float(trial.number) for trial in valued}),
-        (f"{unit} of the study", {number: clock / seconds for number, (clock, _) in spent.items()}),
-        (
-            "million tokens of all trials" if million else "tokens of all trials",
-            {trial.number: spent[trial.number][1] / (1e6 if million else 1) for trial in valued} if tokens else {},
-        ),
+        (f"{unit} of the study", {number: clock / seconds for number, clock in spent.items()}),
     ]
     charts, note = [], ""
     for name, at in axes:
@@ -151,8 +145,7 @@ def _history(
                     trial,
                     trial.latest,
                     measure.name,
-                    *([f"{format_seconds(spent[trial.number][0])} into the study"] if spent else []),
-                    *([f"{spent[trial.number][1]:,} tokens"] if tokens else []),
+                    *([f"{format_seconds(spent[trial.number])} into the study"] if spent else []),
                 ),
             )
             for trial in (ordered[int(index)] for index in indices)
@@ -163,11 +156,7 @@ def _history(
         end = 5.0 * max(1, math.ceil(last / 5)) if name == "trial" else last
         x_axis = value_axis(ticks(0.0, end or 1.0, 5), number_text, name=name)
         rows = [
-            (
-                f"{trial.number}",
-                measure.show(value),
-                *((format_seconds(spent[trial.number][0]), f"{spent[trial.number][1]:,}") if spent else ()),
-            )
+            (f"{trial.number}", measure.show(value), *([format_seconds(spent[trial.number])] if spent else []))
             for trial, value in best[-_IMPROVEMENTS:]
         ]
         chart = trial_points(
@@ -175,25 +164,16 @@ def _history(
             measure,
             x_axis,
             f"{measure.name} by {name}",
-            (("best so far: trial", measure.name, *(("into the study", "tokens") if spent else ())), rows),
+            (("best so far: trial", measure.name, *(["into the study"] if spent else [])), rows),
             best=[(at[trial.number], value) for trial, value in best],
         )
         charts.append(chart)
     return tuple(chart for chart in charts if chart), note
 
 
-def _spent(events: Sequence[Event]) -> dict[int, tuple[float, int]]:
-    """Returns the seconds of the study, and the tokens of all trials, at the last value of each trial."""
-    spent: dict[int, tuple[float, int]] = {}
-    used: dict[int, int] = {}
-    tokens = 0
-    for event in events:
-        number = event.trial.number
-        tokens += event.trial.tokens - used.get(number, 0)
-        used[number] = event.trial.tokens
-        if event.kind != "start":
-            spent[number] = (event.clock, tokens)
-    return spent
+def _spent(events: Sequence[Event]) -> dict[int, float]:
+    """Returns the seconds of the study at the last value of each trial."""
+    return {event.trial.number: event.clock for event in events if event.kind != "start"}
 
 
 def _time_unit(seconds: float) -> tuple[str, float]:

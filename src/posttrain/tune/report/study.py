@@ -196,9 +196,8 @@ def _trials_section(goal: Goal, trials: Sequence[Trial], front: Sequence[Trial])
     best, (errors, note) = _best_trials(goal, trials, front), _errors(trials)
     order = "those of the front first, then finished ones" if front else "finished ones first"
     caption = f"The best {len(best.rows)}: {order}, then those that came furthest. All are in trials.jsonl."
-    ends = (Text("How trials ended", "heading"), _states(trials))
     failed = (Text("Errors", "heading"), errors, Text(note, "note")) if errors.rows else None
-    return Section("Trials", blocks(Text(caption, "caption"), best, ends, failed))
+    return Section("Trials", blocks(Text(caption, "caption"), best, failed))
 
 
 def _split(goal: Goal, trials: Sequence[Trial], events: Sequence[Event], detail: float) -> list[_ObjectiveReport]:
@@ -364,16 +363,6 @@ def _best_trials(goal: Goal, trials: Sequence[Trial], front: Sequence[Trial]) ->
     ]
     columns = ("trial", "state", *objectives.names, "step", "time", "tokens", *names)
     return Table(columns, rows, name="The best trials")
-
-
-def _states(trials: Sequence[Trial]) -> Table:
-    rows: list[tuple[str, ...]] = []
-    for state in TrialState:
-        of_state = [trial for trial in trials if trial.state is state]
-        if of_state:
-            seconds, tokens = sum(t.seconds for t in of_state), sum(t.tokens for t in of_state)
-            rows.append((str(state), f"{len(of_state):,}", format_seconds(seconds), f"{tokens:,}"))
-    return Table(("state", "trials", "time", "tokens"), rows, name="How trials ended")
 
 
 def _errors(trials: Sequence[Trial]) -> tuple[Table, str]:

@@ -17,7 +17,7 @@ from posttrain.tune.goal import Goal
 from posttrain.tune.losses import comparable_values
 from posttrain.tune.space import Space
 from posttrain.tune.storage import STUDY_FILE
-from posttrain.tune.study import TRIALS_FILE, read_study, read_study_events
+from posttrain.tune.study import TRIALS_FILE, read_study_events
 from posttrain.tune.trial import Report, Trial, TrialState, rank
 
 log = logging.getLogger("posttrain")
@@ -50,14 +50,12 @@ class PastStudy:
 
     @classmethod
     def read(cls, folder: Path, name: str | None = None) -> Self:
-        """Reads a study from a folder with ``task.json`` and ``trials.jsonl``, or with ``study.db`` alone.
+        """Reads a study from a folder with ``task.json`` and ``trials.jsonl``.
 
         Raises:
             UserError: the folder holds no study, or one of its files is damaged.
         """
         name = name or folder.resolve().name
-        if not (folder / TASK_FILE).is_file():
-            return cls(name, *_goal_of_database(folder))
         try:
             content = json.loads((folder / TASK_FILE).read_bytes())
             lines = (folder / TRIALS_FILE).read_text(encoding="utf-8").splitlines()
@@ -136,10 +134,10 @@ def read_past(values: Any, root: Path, where: str = "warm_start", exclude: Path 
             raise UserError(
                 f"no such folder: {value}", where=where, fix="name a study's folder, or a folder of studies"
             )
-        if _is_study(folder):
+        if (folder / TASK_FILE).is_file():
             studies[folder] = PastStudy.read(folder)
             continue
-        inner = sorted(path for path in folder.iterdir() if _is_study(path)) if folder.is_dir() else []
+        inner = sorted(file.parent for file in folder.glob(f"*/{TASK_FILE}"))
         if not inner and not may_be_empty:
             raise UserError(f"{value} holds no study", where=where, fix="name the folder that posttrain tune wrote")
         for path in inner:
@@ -168,15 +166,6 @@ def distances(features: Features, past: Sequence[PastStudy]) -> list[float | Non
         terms = [(features[name] - other[name]) / scales[name] for name in features if name in other]
         result.append(math.sqrt(sum(term**2 for term in terms) / len(terms)) if terms else None)
     return result
-
-
-def _is_study(folder: Path) -> bool:
-    return (folder / TASK_FILE).is_file() or (folder / STUDY_FILE).is_file()
-
-
-def _goal_of_database(folder: Path) -> tuple[Goal, Features, tuple[Trial, ...]]:
-    goal, trials = read_study(folder)
-    return goal, {}, tuple(trials)
 
 
 def _read_trial(line: Mapping[str, Any], space: Space) -> Trial:
