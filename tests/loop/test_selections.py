@@ -1,12 +1,14 @@
 """The batches of the rounds: chosen records, reasons, and notes about missing files."""
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as parquet
 import pytest
+from _pytest.logging import LogCaptureHandler
 
 from posttrain.loop import selections
 from posttrain.loop.config import load_config
@@ -26,12 +28,29 @@ _LEARNS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def finished_loop(small_anywhere: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Workspace, Any]]:
+def lines() -> list[str]:
+    """What the run of `finished_loop` says."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def finished_loop(
+    small_anywhere: Any, tmp_path_factory: pytest.TempPathFactory, lines: list[str]
+) -> Iterator[tuple[Workspace, Any]]:
     """A workspace with two rounds, the second by margin; treat it as read-only."""
     small = small_anywhere(tmp_path_factory.mktemp("selection"))
     root = small(select={"strategy": "margin", "pool_sample": 40}, **_LEARNS)
     store = Workspace.create(root, load_config(root).store)
-    Loop(store, load_config(root)).run()
+    log, handler = logging.getLogger("posttrain"), LogCaptureHandler()
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        Loop(store, load_config(root)).run()
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+    lines += [record.getMessage() for record in handler.records]
     yield store, small
     store.close()
 
@@ -86,8 +105,13 @@ def test_each_record_has_its_reason_score_answer_label_and_text(finished_loop: t
     assert (len(second.map.pool), len(second.map.labelled)) == (24, 16)
 
 
-def test_a_cold_round_has_a_map_and_a_note_about_missing_scores(finished_loop: tuple[Workspace, Any]) -> None:
+def test_a_cold_round_has_a_map_and_a_note_about_missing_scores(
+    finished_loop: tuple[Workspace, Any], lines: list[str]
+) -> None:
     first, _ = read_selections(finished_loop[0])
+    assert [line for line in lines if "chosen by" in line] == [
+        "  chosen by facility_location: margin needs a champion that a round has trained"
+    ]
     assert (first.strategy, first.reasons) == ("facility_location", {"cold_start": 16})
     assert {item.score for item in first.chosen} == {None}
     assert {item.label for item in first.chosen} <= set(finished_loop[1].labels)

@@ -102,6 +102,9 @@ class Select(Stage):
                 return _nothing_to_label(context, what)
             what = Message("new inputs: every record of the pool is labelled (posttrain data add FILE)")
             return _nothing_to_label(context, what)
+        wanted, strategy = context.config.select.strategy, selection.meta["strategy"]
+        if wanted not in (AUTO, strategy):
+            log.info("  chosen by %s: %s needs a champion that a round has trained", strategy, wanted)
         gain = estimate_batch_gain(context, champion, scores, selection.meta["records"])
         estimate = gain_to_json(gain) if gain else None
         if gain is not None:
