@@ -278,6 +278,16 @@ def test_class_labels_are_read_by_their_names(tmp_path: Path) -> None:
     assert concat(list(read_memory(table, "data", columns)))["completion"].to_pylist() == ["yes", "no", None, None]
 
 
+@pytest.mark.parametrize("form", [lambda label: [label], lambda label: {"feature": label, "_type": "List"}])
+def test_lists_of_class_labels_are_read_by_their_names(tmp_path: Path, form: Any) -> None:
+    features = {"text": {"dtype": "string", "_type": "Value"}, "topics": form({"names": ["no", "yes"]})}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    schema = pa.schema([("text", pa.string()), ("topics", pa.list_(pa.int64()))], metadata=metadata)
+    pyarrow.parquet.write_table(pa.table({"text": ["a", "b"], "topics": [[1, 0], []]}, schema), tmp_path / "a.parquet")
+    metas = concat(list(read(tmp_path / "a.parquet")))["meta"].to_pylist()
+    assert [json.loads(meta) for meta in metas] == [{"topics": ["yes", "no"]}, {"topics": []}]
+
+
 @pytest.mark.parametrize("names", [None, [], [1, 2]])
 def test_other_metadata_leaves_numbers_as_they_are(tmp_path: Path, names: Any) -> None:
     table = pa.table({"text": ["a"], "intent": [1]}, class_label_schema(names))

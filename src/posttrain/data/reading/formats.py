@@ -281,10 +281,10 @@ def batch_rows(
 
 
 def _class_labels(schema: pa.Schema) -> dict[str, list[str]]:
-    """Returns the names of the classes of each column that ``datasets`` stores as numbers (``ClassLabel``)."""
+    """Returns the names of the classes of each column with numbers, or lists of them, of a ``ClassLabel``."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        labels = {column: feature.get("names") for column, feature in features.items() if column in schema.names}
+        labels = {column: _class_names(feature) for column, feature in features.items() if column in schema.names}
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
         return {}  # other programs have metadata, too
     return {
@@ -294,6 +294,14 @@ def _class_labels(schema: pa.Schema) -> dict[str, list[str]]:
     }
 
 
+def _class_names(feature: Any) -> Any:
+    # Lists are `{"feature": ...}`, and lists of one feature in older files.
+    inner = feature[0] if isinstance(feature, list) else feature.get("feature")
+    return feature.get("names") if inner is None else inner.get("names")
+
+
 def _class_name(value: Any, names: Sequence[str]) -> Any:
+    if isinstance(value, list):
+        return [_class_name(item, names) for item in value]
     # -1 is what `datasets` writes for a class that is not known.
     return names[value] if isinstance(value, int) and 0 <= value < len(names) else None if value == -1 else value

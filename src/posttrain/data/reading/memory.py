@@ -90,7 +90,11 @@ def _rows(data: Any, name: str) -> Rows:
     if hasattr(data, "with_format") and hasattr(data, "iter"):
         tables = data.with_format("arrow").iter(batch_size=BATCH_ROWS)
         features = getattr(data, "features", None) or {}
-        classes = {column: feature.names for column, feature in features.items() if hasattr(feature, "names")}
+        inner = {
+            column: feature[0] if isinstance(feature, list) else getattr(feature, "feature", feature)
+            for column, feature in features.items()
+        }
+        classes = {column: feature.names for column, feature in inner.items() if hasattr(feature, "names")}
         return batch_rows((batch for table in tables for batch in table.to_batches()), name, classes or None)
     if _is_table(data):
         return batch_rows(iter(_to_table(data, name).to_batches(BATCH_ROWS)), name)
