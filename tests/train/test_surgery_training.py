@@ -20,7 +20,6 @@ from posttrain.train import stage
 from posttrain.train.checkpoint.checkpoints import Checkpoints
 from posttrain.train.checkpoint.format import Checkpoint
 from posttrain.train.config import TrainConfig
-from posttrain.train.data.batch_sampler import BatchSampler
 from posttrain.train.lora import add_adapter
 from posttrain.train.objectives.loss import Loss
 from posttrain.train.objectives.sft import SftObjective
@@ -175,7 +174,7 @@ def test_surgery_differs_from_plain_training(run: Run) -> None:
         {
             "surgery": {"method": "pcgrad"},
             "precision": "bfloat16",
-            "phases": [{"epochs": 2, "curriculum": {"name": "self_paced", "start": 0.4, "every": 2}}],
+            "phases": [{"epochs": 2, "curriculum": {"name": "adaptive", "start": 0.4, "every": 2}}],
         },
         {
             "surgery": {"method": "pcgrad"},
@@ -183,7 +182,7 @@ def test_surgery_differs_from_plain_training(run: Run) -> None:
             "lora": {"rank": 4, "dropout": 0.3},
         },
     ],
-    ids=["pcgrad-bfloat16-self_paced", "pcgrad-lora"],
+    ids=["pcgrad-bfloat16-adaptive", "pcgrad-lora"],
 )
 def test_a_kill_at_every_step_does_not_change_the_output(
     run: Run, checkpointed: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
@@ -269,26 +268,6 @@ def test_an_overflow_of_one_task_in_float16_skips_the_step(run: Run, monkeypatch
     assert steps[0]["grad_norm"] == pytest.approx(other[0]["grad_norm"], rel=0.05), "norms are without the scale"
     cosine = other[0]["metrics"]["gradient_cosine"]
     assert steps[0]["metrics"]["gradient_cosine"] == pytest.approx(cosine, abs=0.02)
-
-
-def test_losses_by_record_keep_the_steps_order(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A self-paced curriculum gets each record's own, although tasks are computed one after another."""
-    observed: dict[str, list[dict[int, float]]] = {}
-    observe = BatchSampler.observe
-
-    def keep(self: BatchSampler, step: int, loss: float, unit_losses: np.ndarray | None = None) -> None:
-        if unit_losses is not None:
-            observed[name].append(dict(zip(self.rows(step), unit_losses.tolist(), strict=True)))
-        observe(self, step, loss, unit_losses)
-
-    monkeypatch.setattr(BatchSampler, "observe", keep)
-    for name in ("none", "pcgrad"):
-        observed[name] = []
-        curriculum = {"name": "self_paced", "start": 1.0}
-        run(name, {"method": name}, batch_size=10, phases=[{"epochs": 4, "curriculum": curriculum}])
-    assert len(observed["pcgrad"][0]) == 10
-    assert observed["pcgrad"][0] == pytest.approx(observed["none"][0], rel=1e-4)
-    assert len({round(loss, 3) for loss in observed["pcgrad"][0].values()}) == 10
 
 
 def test_a_reference_is_read_in_the_micro_batches_of_the_training(

@@ -207,15 +207,6 @@ class ObjectiveContract:
             assert weighted_loss == pytest.approx(loss, rel=1e-5)
             assert_same_gradients(weighted_gradients, gradients)
 
-    def test_losses_of_units_have_no_gradient(self, prepared: PreparedObjective) -> None:
-        prepared.objective.begin_step(prepared.lm, [_ALL])
-        packed = pack([prepared.objective.units[row] for row in _ALL])
-        losses = prepared.objective.loss(prepared.lm, packed, _ALL).unit_losses
-        if losses is not None:  # a curriculum by loss and `self_paced` read them
-            assert losses.shape == (len(_ALL),)
-            assert losses.isfinite().all()
-            assert not losses.requires_grad
-
     def test_training_lowers_the_loss(self, prepared: PreparedObjective) -> None:
         parameters = [value for value in prepared.lm.model.parameters() if value.requires_grad]
         optimizer = torch.optim.AdamW(parameters, lr=1e-3)

@@ -240,9 +240,6 @@ def training_phases(config: TrainConfig) -> list[PhaseConfig]:
     if curriculum_difficulty(phases) == "loss" and config.spec.classifier:
         fix = "name a column of the data with numbers"
         raise UserError(f"{config.objective.name} has no loss before training", where=DIFFICULTY_KEY, fix=fix)
-    if any(curriculum.name == "self_paced" for curriculum in curricula) and config.has_teacher:
-        what = f"{config.objective.name} measures no likelihood of single records, which self_paced needs"
-        raise UserError(what, where="train.phases.N.curriculum.name", fix="use adaptive")
     return phases
 
 

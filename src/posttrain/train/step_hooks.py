@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from posttrain.train.data.batch_sampler import BatchSampler
@@ -56,22 +54,6 @@ class LossObserver(StepHook):
 
     def __init__(self, sampler: BatchSampler) -> None:
         self._sampler = sampler
-        self._parts: list[Tensor] = []
-        self._unit_losses: np.ndarray | None = None
-
-    @contextmanager
-    def gradients(self, batch: Batch) -> Iterator[None]:
-        self._parts = []
-        yield
-        # Micro-batches come task by task; the sampler wants the step's order.
-        order = np.argsort(batch.places)
-        self._unit_losses = torch.cat(self._parts).cpu().numpy()[order] if self._parts else None
-
-    def backward(self, batch: Batch, number: int, run: MicroBatchPass, divisor: float) -> Loss:
-        loss = run(divisor)
-        if loss.unit_losses is not None and self._sampler.wants_unit_losses(batch.step):
-            self._parts.append(loss.unit_losses)
-        return loss
 
     def observe(self, step: int, loss: float) -> None:
-        self._sampler.observe(step, loss, self._unit_losses)
+        self._sampler.observe(step, loss)

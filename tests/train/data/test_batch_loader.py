@@ -84,7 +84,7 @@ def test_batches_are_those_packed_without_a_loader(
         packed = [pack(part, padded=padded) for part in parts]
         lengths = BatchLengths.from_packed([units[row] for row in rows], packed)
         assert lengths.sequences == [len(units[row][0].ids) for row in rows]
-        expected.append(content(Batch(step, epoch, groups, packed, lengths, [0] * len(parts), list(range(len(rows))))))
+        expected.append(content(Batch(step, epoch, groups, packed, lengths, [0] * len(parts))))
     assert actual == expected
     assert max(len(batch["packed"]) for batch in actual) > 1
 

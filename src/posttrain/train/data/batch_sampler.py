@@ -14,7 +14,6 @@ from posttrain.store.errors import UserError
 from posttrain.train.data.config import PhaseConfig
 from posttrain.train.data.curriculum import (
     AdaptiveCurriculum,
-    SelfPacedCurriculum,
     competence,
     fully_open_step,
 )
@@ -69,22 +68,12 @@ class PhaseSampler:
         # From this step on all records come in passes: a curriculum ends as an ordinary training.
         self._open = 0 if curriculum is None else min(self.steps, fully_open_step(curriculum, self.steps))
         self._ranked = None
-        self.pacing: AdaptiveCurriculum | SelfPacedCurriculum | None = None
+        self.pacing: AdaptiveCurriculum | None = None
         """A curriculum that depends on the losses."""
         if difficulties is not None:  # the easiest first; a stable sort, so that ties do not depend on the platform
             self._ranked = rows[np.argsort(difficulties[rows], kind="stable")]
         if curriculum and curriculum.name == "adaptive":
             self.pacing = AdaptiveCurriculum(curriculum, self.steps)
-        elif curriculum and curriculum.name == "self_paced":
-            assert difficulties is not None
-            self.pacing = SelfPacedCurriculum(
-                curriculum,
-                rows,
-                difficulties,
-                batch_size=min(batch_size, len(rows)),
-                until=self._open,
-                draw=self._draw,
-            )
 
     @property
     def decided(self) -> int:
@@ -99,8 +88,6 @@ class PhaseSampler:
         # other.
         if self._ranked is None or step >= self._open:
             return self.passes.rows(step - self._open)
-        if isinstance(self.pacing, SelfPacedCurriculum):
-            return self.pacing.rows(step)
         # At least a batch is open, or the first steps would be smaller than the others.
         opened = self._ranked[: max(self._batch_size, ceil(self.open_share(step) * len(self._ranked)))]
         return self._draw(step, opened)
@@ -113,15 +100,9 @@ class PhaseSampler:
             return competence(self.config.curriculum, step, self.steps)
         return self.pacing.competence(step)
 
-    def wants_unit_losses(self, step: int) -> bool:
-        """Returns whether a step's losses by record decide the rows of later ones."""
-        return isinstance(self.pacing, SelfPacedCurriculum) and step < self._open
-
-    def observe(self, step: int, loss: float, unit_losses: np.ndarray | None) -> None:
-        """Passes a step's loss, and its records' own if they are wanted, to the curriculum."""
-        if isinstance(self.pacing, SelfPacedCurriculum):
-            self.pacing.observe(step, unit_losses)
-        elif self.pacing is not None:
+    def observe(self, step: int, loss: float) -> None:
+        """Passes a step's loss to the curriculum."""
+        if self.pacing is not None:
             self.pacing.observe(step, loss)
 
     def load_state(self, state: Mapping[str, Any], where: str, fix: str) -> None:
@@ -132,9 +113,7 @@ class PhaseSampler:
         """
         if self.pacing is not None and state.keys() != self.pacing.state().keys():
             raise UserError("the checkpoint is of another curriculum", where=where, fix=fix)
-        if isinstance(self.pacing, SelfPacedCurriculum):
-            self.pacing.load_state(state, where, fix)
-        elif self.pacing is not None:
+        if self.pacing is not None:
             self.pacing.load_state(state)
 
     def _draw(self, step: int, open_rows: np.ndarray) -> np.ndarray:
@@ -258,19 +237,10 @@ class BatchSampler:
         """True if `observe` must be called: a curriculum depends on the losses."""
         return any(phase.pacing is not None for phase in self._phases)
 
-    def wants_unit_losses(self, step: int) -> bool:
-        """Returns whether `observe` needs the loss of each of a step's rows, for a self-paced curriculum."""
+    def observe(self, step: int, loss: float) -> None:
+        """Reports a step's loss, in the steps' order; adaptive curricula depend on it."""
         _, phase, within = self._locate(step)
-        return phase.wants_unit_losses(within)
-
-    def observe(self, step: int, loss: float, unit_losses: np.ndarray | None = None) -> None:
-        """Reports a step's loss, in the steps' order; adaptive and self-paced curricula depend on it.
-
-        Args:
-            unit_losses: float [rows of the step], nats a supervised token of each, if they are wanted.
-        """
-        _, phase, within = self._locate(step)
-        phase.observe(within, loss, unit_losses)
+        phase.observe(within, loss)
 
     def seen(self, steps: int | None = None, *, since: int = 0) -> np.ndarray:
         """int64 [count]: uses of each record in the first ``steps`` steps, or in all that are decided.
@@ -293,14 +263,14 @@ class BatchSampler:
         """Resumes from a state after ``steps`` steps, perhaps of a sampler with other arguments.
 
         Raises:
-            UserError: its adaptive and self-paced curricula have not observed the same steps as those of this sampler.
+            UserError: its adaptive curricula have not observed the same steps as those of this sampler.
         """
         saved = {int(i): curriculum for i, curriculum in state.items()}
         own = {i: phase for i, phase in enumerate(self._phases) if phase.pacing is not None}
         every = {i: phase.pacing.config.every for i, phase in enumerate(self._phases) if phase.pacing is not None}
         # Compared by what was observed, not by the config: a curriculum that has not begun may still be changed.
         for i in sorted({*saved, *own}):
-            saved_counts = (saved[i]["seen"], _look_count(saved[i])) if i in saved else (0, 0)
+            saved_counts = (saved[i]["seen"], len(saved[i]["shares"]) - 1) if i in saved else (0, 0)
             own_counts = (0, 0)
             if i in own:
                 seen = min(max(0, steps - self._starts[i]), own[i].steps)
@@ -325,11 +295,6 @@ class BatchSampler:
 def _pass_count(config: PhaseConfig, batch_size: int, count: int) -> int:
     """Returns the number of passes over ``count`` records that a phase makes, rounded up."""
     return config.epochs or ceil((config.steps or 1) / ceil(count / batch_size))
-
-
-def _look_count(state: Mapping[str, Any]) -> int:
-    """Returns how often a curriculum has looked at the losses."""
-    return int(state["looks"]) if "looks" in state else len(state["shares"]) - 1
 
 
 def _check_complete(name: str, values: Sequence[Any] | np.ndarray | None, count: int) -> np.ndarray:

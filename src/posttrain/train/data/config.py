@@ -80,24 +80,17 @@ class CurriculumConfig(Section):
     arXiv:1903.09848, algorithm 1). Once all are open, they come in passes again.
     """
 
-    name: Literal["fixed", "adaptive", "self_paced"] = Field(
+    name: Literal["fixed", "adaptive"] = Field(
         "fixed",
-        description="Opens more records by a plan, more as the loss falls, or those whose own loss is low.",
+        description="Opens more records by a plan, or as the loss falls.",
     )
     difficulty: str = Field(
         "loss", description="Difficulty of a record: its loss before training, or a column of the data with numbers."
     )
     start: float = Field(0.1, gt=0, le=1, description="Share of the records, the easiest, that is open at first.")
     duration: float = Field(0.5, gt=0, le=1, description="Share of the steps after which all records are open.")
-    every: int = Field(10, ge=1, description="adaptive, self_paced: steps between two looks at the losses.")
+    every: int = Field(10, ge=1, description="adaptive: steps between two looks at the losses.")
     target: float = Field(0.5, ge=0, lt=1, description="adaptive: share of the first loss at which all are open.")
-    growth: float = Field(1.3, gt=1, description="self_paced: factor of the largest allowed loss at each look.")
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.name == "self_paced" and self.difficulty != "loss":
-            raise ValueError("self_paced uses the records' own losses: leave out `difficulty`")
-        return self
 
 
 class PhaseConfig(MixConfig):

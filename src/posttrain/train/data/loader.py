@@ -52,7 +52,6 @@ class Batch:
         packed: the micro-batches, on the model's device.
         lengths: the amount of work.
         tasks: task of each micro-batch, in rising order; all 0 without tasks.
-        places: place in the step of each unit, in the micro-batches' order.
         changes_data: whether it begins a phase, or has many records that a curriculum has just opened.
     """
 
@@ -62,7 +61,6 @@ class Batch:
     packed: list[Packed]
     lengths: BatchLengths
     tasks: list[int]
-    places: list[int]
     changes_data: bool = False
 
 
@@ -175,8 +173,7 @@ class BatchLoader:
     def _make(self, step: int, epoch: int, rows: list[int], budget: int, changes_data: bool) -> Batch:
         """Makes a step's batch, perhaps in a thread: it reads nothing that the training changes."""
         by_task = group_by_task(rows, self._tasks)
-        places = [place for _, group in by_task for place in group]
-        rows = [rows[place] for place in places]
+        rows = [rows[place] for _, group in by_task for place in group]
         # A token set copies all units of a step at once; other sequences are read one by one.
         take = getattr(self._units, "take", None)
         units = take(rows).views() if take else [self._units[row] for row in rows]
@@ -192,4 +189,4 @@ class BatchLoader:
         remaining = iter(rows)
         groups = [list(islice(remaining, len(part))) for part in parts]
         lengths = BatchLengths.from_packed(units, packed)
-        return Batch(step, epoch, groups, packed, lengths, tasks, places, changes_data)
+        return Batch(step, epoch, groups, packed, lengths, tasks, changes_data)

@@ -17,7 +17,6 @@ from posttrain.train.objectives.config import DpoConfig, HingeConfig, IpoConfig,
 from posttrain.train.objectives.loss import (
     Loss,
     SequenceLogProbs,
-    add_unit_losses,
     check_same_length,
     log_ratios,
     select_row_weights,
@@ -137,7 +136,7 @@ class ReferencePairObjective(Objective):
             self.settings,
             row_weights=select_row_weights(self.weights, rows, chosen.sums),
         )
-        return add_unit_losses(loss, chosen)
+        return loss
 
 
 class DpoObjective(ReferencePairObjective):

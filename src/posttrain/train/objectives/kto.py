@@ -16,7 +16,7 @@ from posttrain.train.data.token_set import longest_lengths
 from posttrain.train.data.units import UnitView, answer_start, map_sequences, only_answer, split_units
 from posttrain.train.objectives.base import Objective, ObjectiveInputs, TrainArguments, evaluation_mode
 from posttrain.train.objectives.config import KtoConfig
-from posttrain.train.objectives.loss import Loss, SequenceLogProbs, add_unit_losses, log_ratios, sequence_log_probs
+from posttrain.train.objectives.loss import Loss, SequenceLogProbs, log_ratios, sequence_log_probs
 from posttrain.train.objectives.reference import reference_log_probs
 
 
@@ -133,7 +133,7 @@ class KtoObjective(Objective):
         policy = sequence_log_probs(lm, packed)
         desirable = self.desirable[list(rows)].to(policy.sums.device)
         reference = self._reference(rows, 0, policy)
-        return add_unit_losses(self.formula(policy, reference, desirable, self.divergence, self.settings), policy)
+        return self.formula(policy, reference, desirable, self.divergence, self.settings)
 
     def mismatched(self, row: int) -> TokenizedExample:
         """Joins a unit's prompt with its partner's answer."""

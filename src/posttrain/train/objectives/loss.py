@@ -4,7 +4,7 @@ A loss is a sum and a count, never a mean, in float32 or better.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -25,14 +25,11 @@ class Loss:
         sum: scalar float32 with its graph, in nats.
         count: divisor of the sum: supervised tokens, pairs, rows, or the rows' weights.
         metrics: the objective's other values.
-        unit_losses: float32 [units] without graph, nats a supervised token of each unit, of a pair's chosen sequence;
-            None if they are not measured.
     """
 
     sum: Tensor
     count: float
     metrics: Metrics = field(default_factory=dict)
-    unit_losses: Tensor | None = None
 
     def plus(self, other: "Loss", weight: float = 1.0) -> "Loss":
         """Adds ``weight`` times another loss over the same rows.
@@ -181,9 +178,3 @@ def sum_by_sequence(tokens: Tensor, packed: Packed, counted: Tensor | None = Non
     # A loop over sequences would start a kernel for each.
     sums = tokens.new_zeros(packed.sequences).index_add(0, owners, tokens)
     return SequenceLogProbs(sums, torch.bincount(owners, minlength=packed.sequences))
-
-
-def add_unit_losses(loss: Loss, log_probs: SequenceLogProbs) -> Loss:
-    """Adds each unit's own loss to a loss, from one sequence a unit."""
-    # Detached and left on the device: reading it here would make every micro-batch wait for the device.
-    return replace(loss, unit_losses=-log_probs.means.detach())

@@ -22,7 +22,6 @@ from posttrain.train.objectives.config import CpoConfig, OrpoConfig, SimpoConfig
 from posttrain.train.objectives.loss import (
     Loss,
     SequenceLogProbs,
-    add_unit_losses,
     apply_row_weights,
     check_same_length,
     select_row_weights,
@@ -152,7 +151,7 @@ class ReferenceFreeObjective(Objective):
             tokens_per_pair=self.tokens_per_pair,
             row_weights=select_row_weights(self.weights, rows, chosen.sums),
         )
-        return add_unit_losses(loss, chosen)
+        return loss
 
 
 class SimpoObjective(ReferenceFreeObjective):
@@ -200,7 +199,7 @@ class OrpoObjective(ReferenceFreeObjective):
             tokens_per_pair=self.tokens_per_pair,
             row_weights=select_row_weights(self.weights, rows, chosen.sums),
         )
-        return add_unit_losses(loss, texts)
+        return loss
 
     def _in_answer(self, rows: Sequence[int]) -> Tensor:
         """bool [S]: which of the supervised tokens belong to an answer."""

@@ -15,7 +15,6 @@ from posttrain.train.objectives.config import SftConfig
 from posttrain.train.objectives.loss import (
     Loss,
     SequenceLogProbs,
-    add_unit_losses,
     apply_row_weights,
     select_row_weights,
     sequence_log_probs,
@@ -86,4 +85,4 @@ class SftObjective(Objective):
             log_probs = sequence_log_probs(lm, packed)
         weights = select_row_weights(self.weights, rows, log_probs.sums)
         loss = self.formula(log_probs, self.settings, mean_sums=mean_sums, row_weights=weights)
-        return add_unit_losses(loss, log_probs)
+        return loss
