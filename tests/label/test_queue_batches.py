@@ -77,7 +77,7 @@ class BatchContract(QueueFixtures):
             with pytest.raises(PausedError, match=r"^Thank you for your work so far\. 0 of your last 10"):
                 q.next("anna")
             assert sentences[-1] == Accounts(metadata).get("anna").paused
-            q.resume("anna", "root")
+            Accounts(metadata).pause("anna", None, "root")
             clock.forward(1)
             sentences.append(None)
         assert sum(sentence is not None for sentence in sentences) == 2

@@ -214,7 +214,7 @@ class Queue(LeaseQueries):
             status = self._settle(connection, row, [*given, answer], others_hold=others > 0)
             paused = None
             if row["expected"] is not None and values["status"] == "answered":
-                paused = self._pause_for_gold(connection, annotator, row["settings"])
+                paused = self._pause_for_gold(annotator, row["settings"])
             return Receipt(answer.id, False, status, paused)
 
     def _insert_answer(

@@ -7,8 +7,8 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
+from posttrain.label.accounts import Accounts
 from posttrain.label.answer_kinds import KINDS, AnswerKind, Question
-from posttrain.label.audit import record_change
 from posttrain.label.queue_batches import (
     COUNTS,
     IS_GOLD,
@@ -145,7 +145,7 @@ class ReviewQueries(BatchQueries):
             _require_open(row)
             self._settle(connection, row, self._given(connection, item), others_hold=False)
 
-    def drop_rest(self, batch: str, by: str, note: str | None = None) -> int:
+    def drop_rest(self, batch: str, by: str) -> int:
         """Drops all items of an open batch that are not decided; returns how many.
 
         Raises:
@@ -156,7 +156,7 @@ class ReviewQueries(BatchQueries):
             if self._locked_batch(connection, batch).status != "open":
                 raise Conflict(f"the batch `{batch}` is closed, and its answers are in use")
             rest = (label_items.c.batch == batch) & label_items.c.status.in_(("open", "review")) & ~IS_GOLD
-            resolution = {"answer": None, "how": "review", "by": [by], "note": note}
+            resolution = {"answer": None, "how": "review", "by": [by], "note": None}
             return self.metadata.update_rows(label_items, rest, {"status": "dropped", "resolution": resolution})
 
     def gold_score(self, annotator: str) -> tuple[int, int]:
@@ -176,49 +176,20 @@ class ReviewQueries(BatchQueries):
         right = sum(KINDS[kind].key(answer) == KINDS[kind].key(expected) for answer, expected, kind in rows)
         return right, len(rows)
 
-    def pause(self, annotator: str, by: str, sentence: str) -> None:
-        """Gives an annotator no more items.
-
-        Args:
-            annotator: Name of the account.
-            by: Who decides it.
-            sentence: Why, to its person.
-
-        Raises:
-            NotFound: there is no such account.
-        """
-        self._set_paused(annotator, by, sentence)
-
-    def resume(self, annotator: str, by: str) -> None:
-        """Gives a paused annotator items again; gold items count from now on.
-
-        Raises:
-            NotFound: there is no such account.
-        """
-        self._set_paused(annotator, by, None)
-
-    def _set_paused(self, annotator: str, by: str, sentence: str | None) -> None:
-        with self.metadata.transaction() as connection:
-            before = connection.execute(select(accounts.c.paused).where(accounts.c.name == annotator)).first()
-            if before is None:
-                raise NotFound(f"there is no account `{annotator}`")
-            self.metadata.update_rows(accounts, accounts.c.name == annotator, {"paused": sentence})
-            action = "resume" if sentence is None else "pause"
-            record_change(self.metadata, by, action, annotator, {"paused": before[0]}, {"paused": sentence})
-
-    def _pause_for_gold(self, connection: Connection, annotator: str, settings: Mapping[str, Any]) -> str | None:
+    def _pause_for_gold(self, annotator: str, settings: Mapping[str, Any]) -> str | None:
         """Pauses an annotator whose accuracy on gold items is too low; returns the sentence, or None."""
         right, count = self.gold_score(annotator)
         if count < GOLD_MINIMUM or right >= settings["gold_threshold"] * count:
             return None
-        if connection.scalar(select(accounts.c.name).where(accounts.c.name == annotator)) is None:
-            return None  # the answers of a file, say, which nobody is shown
         sentence = (
             f"Thank you for your work so far. {right} of your last {count} answers to items that were checked before "
             "are as we expected, so let us talk the guideline over before you continue; an owner will resume your "
             "account."
         )
-        self._set_paused(annotator, ACTOR, sentence)
+        try:
+            Accounts(self.metadata).pause(annotator, sentence, ACTOR)
+        except NotFound:
+            return None  # the answers of a file, say, which nobody is shown
         return sentence
 
     def _item_row(self, connection: Connection, id: int, *, locked: bool = False) -> Mapping[str, Any]:

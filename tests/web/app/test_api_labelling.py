@@ -84,7 +84,7 @@ def test_people_are_answered_in_their_language_and_programs_in_english(server: A
     (reviewed,) = reviewer.get(f"/api/review?item={shown['item']}", headers=chinese).json()
     assert reviewed["reason"].startswith("从总体中随机抽取")
     assert reviewer.get("/api/audit", headers=chinese).json()["error"] == ("此操作需要角色“所有者”，您的角色是“复核员”")
-    queue.pause("annotator", "(queue)", sentence)
+    server.site.accounts.pause("annotator", sentence, "(queue)")
     assert annotator.post("/api/items/next", json={}).json()["paused"] == sentence
     assert annotator.post("/api/items/next", json={}, headers=chinese).json()["paused"] == (
         "感谢您到目前为止的工作。在最近 9 个事先核对过的条目中，您有 3 个回答与预期一致，"

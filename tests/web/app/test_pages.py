@@ -164,7 +164,7 @@ def test_the_first_page_leads_to_the_work_that_a_role_may_do(server: Any, batch:
     assert 'href="/label?batch=a' not in pages["owner"], "nothing is left to label there"
     assert "3 answers left, yours: 0" in pages["annotator"]
     assert "You are alone here" not in pages["owner"]
-    queue.pause("annotator", "owner", "Let us talk.")
+    server.site.accounts.pause("annotator", "Let us talk.", "owner")
     assert "Let us talk." in server.browser("annotator").get("/", headers=HTML).text
 
 

@@ -7,6 +7,7 @@ from page_steps import answer, given, open_item, press
 from playwright.sync_api import expect
 from sample_batches import INTENTS, KINDS, PASSWORD, messages
 
+from posttrain.label.accounts import Accounts
 from posttrain.label.queue import Queue
 from posttrain.label.queue_rows import NewItem, QueueConfig
 
@@ -157,7 +158,7 @@ def test_new_items_come_by_themselves_and_a_pause_is_shown(lone: Any) -> None:
     expect(page.locator("#work")).to_be_visible(timeout=20_000)
     # Else the request for the item after the first one could bring the pause before the answer.
     expect(page.locator("#item")).to_have_attribute("data-ahead", "1")
-    lone.queue.pause("anna", "rosa", "Let us talk the guideline over first.")
+    Accounts(lone.queue.metadata).pause("anna", "Let us talk the guideline over first.", "rosa")
     answer(page, "1")
     expect(page.locator("#empty-text")).to_have_text("Let us talk the guideline over first.")
     # The answer before the pause is kept; the items that were fetched ahead go to others at once.
@@ -167,6 +168,6 @@ def test_new_items_come_by_themselves_and_a_pause_is_shown(lone: Any) -> None:
         page.wait_for_timeout(50)
     assert lone.queue.progress("late").answers == 1
     assert lone.queue.next("ben") is not None
-    lone.queue.resume("anna", "rosa")
+    Accounts(lone.queue.metadata).pause("anna", None, "rosa")
     expect(page.locator("#work")).to_be_visible(timeout=20_000)
     visit.assert_quiet()

@@ -1,4 +1,4 @@
-"""Streams the records of a file: elements of one JSON array, JSON lines, or rows of CSV."""
+"""Reads the records of a file: elements of one JSON array, JSON lines, or rows of CSV."""
 
 import json
 import re
@@ -14,7 +14,6 @@ from posttrain.store.text_files import DELIMITER_LINES, detect_delimiter, read_d
 
 MAX_DEPTH = 100
 
-_CHUNK = 1 << 20
 _SPACE = re.compile(r"[ \t\r\n]*")
 # An escape of NUL or of half a surrogate pair; most records have none, and need no look at each of their texts.
 _SUSPICIOUS = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
@@ -30,7 +29,7 @@ class FileRecord(NamedTuple):
 
 
 def read_json_records(path: Path, name: str) -> Iterator[FileRecord]:
-    """Yields the objects of a file of JSON: of one array, or one a line. Memory holds one record at a time.
+    """Yields the objects of a file of JSON: of one array, whose text is read whole, or one a line.
 
     Args:
         name: The file's name in errors.
@@ -163,51 +162,32 @@ def _read_lines(file: IO[str], name: str) -> Iterator[FileRecord]:
 
 
 def _read_array(file: IO[str], name: str) -> Iterator[FileRecord]:
-    """Decodes one element after the other from a window of the file, which grows until it holds the element."""
-    window = _read(file, _CHUNK, f"{name}, record 1")
-    position, number = window.index("[") + 1, 0
-    while True:
-        where = f"{name}, record {number + 1}"
-        window, position = _skip(file, window, position, where)
-        separator = window[position : position + 1]
-        if separator == "]":
+    text = _read(file, -1, name)
+    position, number, separator = text.index("["), 0, "["
+    while separator != "]":
+        number += 1
+        where = f"{name}, record {number}"
+        position = _skip(text, position + 1)
+        if number == 1 and text.startswith("]", position):
             break
-        if number:
-            if separator != ",":
-                what = "`,` or `]` expected" if separator else "the array never closes"
-                raise UserError(f"broken JSON: {what}", where=where)
-            window, position = _skip(file, window, position + 1, where)
-        while True:
-            try:
-                value, end = _DECODER.raw_decode(window, position)
-                # A number at the window's end may continue behind it.
-                if end < len(window) or not (more := _read(file, len(window) + _CHUNK, where)):
-                    break
-            except (ValueError, RecursionError) as error:
-                # Twice as much each time: a long text is decoded from its start again each time.
-                if isinstance(error, RecursionError) or not (more := _read(file, len(window) + _CHUNK, where)):
-                    raise _broken_json(error, where) from None
-            window, position = window[position:] + more, 0
-        yield _checked_record(value, window[position:end], where)
-        number, position = number + 1, end
-        if position > _CHUNK:
-            window, position = window[position:], 0
-    rest = window[position + 1 :] + _read(file, 1 << 16, where)
-    if rest.strip():
+        try:
+            value, end = _DECODER.raw_decode(text, position)
+        except (ValueError, RecursionError) as error:
+            raise _broken_json(error, where) from None
+        yield _checked_record(value, text[position:end], where)
+        position = _skip(text, end)
+        separator = text[position : position + 1]
+        if separator not in (",", "]"):
+            what = "`,` or `]` expected" if separator else "the array never closes"
+            raise UserError(f"broken JSON: {what}", where=f"{name}, record {number + 1}")
+    if text[position + 1 :].strip():
         raise UserError("something follows the end of the array", where=name)
 
 
-def _skip(file: IO[str], window: str, position: int, where: str) -> tuple[str, int]:
-    """Returns the window and the position of its next character that is not a space."""
-    while True:
-        match = _SPACE.match(window, position)
-        position = match.end() if match else position
-        if position < len(window):
-            return window, position
-        more = _read(file, _CHUNK, where)
-        if not more:
-            return window, position
-        window, position = more, 0
+def _skip(text: str, position: int) -> int:
+    """Returns the position of the next character that is not a space."""
+    match = _SPACE.match(text, position)
+    return match.end() if match else position
 
 
 def _checked_record(value: Any, text: str, where: str) -> FileRecord:
