@@ -3,11 +3,14 @@
 import inspect
 import json
 import re
+import textwrap
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
@@ -32,6 +35,8 @@ COMMON_KEYS = [
 def pages() -> dict[Path, str]:
     """Render every page with a generated part."""
     parts = {
+        "../README.md": ("limits", partial(limits, "en")),
+        "../README.zh-CN.md": ("limits", partial(limits, "zh")),
         "configuration.md": ("common keys", common_keys),
         "data.md": ("steps", steps_reference),
         "merging.md": ("methods", methods_reference),
@@ -46,6 +51,19 @@ def _replace_part(page: str, name: str, content: str) -> str:
     begin, end = f"<!-- {name}: written by docs/update.py -->\n", f"<!-- end of {name} -->\n"
     before, rest = page.split(begin)
     return before + begin + content + end + rest.split(end)[1]
+
+
+def limits(language: str) -> str:
+    """Render the list of what posttrain does not do yet, in ``en`` or ``zh``."""
+    entries = yaml.safe_load((FOLDER / "limits.yaml").read_text("utf-8"))
+    return "\n".join(["", *(_list_item(entry[language]) for entry in entries), "", ""])
+
+
+def _list_item(text: str) -> str:
+    # A line does not break inside code.
+    whole = re.sub(r"`[^`]*`", lambda match: match[0].replace(" ", "\0"), text)
+    wrap = textwrap.TextWrapper(120, initial_indent="- ", subsequent_indent="  ", break_long_words=False)
+    return wrap.fill(whole).replace("\0", " ")
 
 
 def methods_reference() -> str:

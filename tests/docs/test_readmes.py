@@ -69,6 +69,9 @@ def test_the_readme_opens_with_the_two_commands_and_the_picture() -> None:
     assert (kind, commands) == ("sh", ["make demo", "make test"])
     opening, _, rest = _read("README.md").partition("## ")
     assert "docs/learning-curve.svg" in opening
+    assert _code(opening)[1][1][-1].startswith("posttrain demo --data FILE")
+    (page,) = re.findall(r"\(docs/screenshots/(.*?\.png)\)", opening)
+    assert (ROOT / "docs" / "screenshots" / page).stat().st_size < 200_000
     assert rest
 
 

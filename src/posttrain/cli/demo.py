@@ -50,7 +50,9 @@ def demo(
         waiting_text(waiting, dir) if waiting else f"done in {time.monotonic() - start:.0f} s",
         f"report: {report}",
         f"champion: {dir}/.posttrain/champion (Hugging Face layout)",
-        f"next: posttrain show champion -w {dir}   posttrain status -w {dir}   posttrain data list -w {dir}",
+        f"look at it: posttrain show champion -w {dir}   posttrain serve -w {dir}",
+        f"next: {'posttrain init DIR --test FILE --pool FILE' if data else 'posttrain demo --data FILE --dir mine'}, "
+        "with your own files",
     ]
     print_line("\n".join(lines))
 
