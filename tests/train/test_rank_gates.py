@@ -175,7 +175,7 @@ def test_the_cut_adapter_is_the_gated_model(fresh: Fresh, tmp_path: Path, share:
     lm = drawn(add_adapter(fresh(), config))
     gates = gates_of(lm, config)
     whole = sum(weight.numel() for weight in factors(lm).values())
-    with gates.fixed():
+    with gates.result():
         expected = logits(lm.model)
     assert (expected - logits(lm.model)).abs().max() > 1e-3
     by_module = gates.by_module()
@@ -218,7 +218,7 @@ def test_patterns_of_ranks_have_gates_too(fresh: Fresh) -> None:
     config = lora(share=0.5).model_copy(update={"ranks": {"layers.0.mlp.*": 8, "layers.1.self_attn.*": 0}})
     lm = drawn(add_adapter(fresh(), config))
     gates = gates_of(lm, config)
-    with gates.fixed():
+    with gates.result():
         expected = logits(lm.model)
     by_module = gates.by_module()
     cut = cut_adapter(lm, by_module, config)

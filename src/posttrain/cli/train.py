@@ -22,6 +22,7 @@ from posttrain.cli.train_options import (
     SetOption,
     read_records,
     read_settings,
+    read_validation,
 )
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_store
 from posttrain.models.chat import TokenizedExample
@@ -29,6 +30,7 @@ from posttrain.models.sources import fetch_once, locate
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import digest
 from posttrain.store.workers import join_workers
+from posttrain.train.api import read_held_out
 from posttrain.train.data.compatibility import check_template
 from posttrain.train.data.encoding import encode, load_encoder
 from posttrain.train.standalone import CONFIG, METRICS, TrainJobConfig, train_standalone
@@ -91,13 +93,21 @@ def train(
     if autotune:
         _tune(out, settings, records, partial(fetch_once, source), autotune_seconds or 300.0)
         return
+    held_out = read_held_out(settings, read_validation(settings, workspace))
     with _track_run(workspace, given_records.version, settings, out):
-        summary = train_standalone(out, settings, records, fork=fork)
+        summary = train_standalone(out, settings, records, fork=fork, held_out=held_out, extendable=True)
     skipped = f" ({summary['skipped_steps']} skipped)" if summary.get("skipped_steps") else ""
     first, last = ("no number" if loss is None else f"{loss:.4f}" for loss in map(summary.get, _LOSSES))
-    print_line(
-        f"{summary['steps']} steps{skipped}, loss {first} to {last}\nmodel: {out}   steps: {out / METRICS}",
-    )
+    lines = [f"{summary['steps']} steps{skipped}, loss {first} to {last}"]
+    if best := dict(summary.get("evaluation", {})):
+        lines.append(f"held out, after {best.pop('steps')} steps: " + ", ".join(map(_named_value, best.items())))
+    lines += [f"model: {out}   steps: {out / METRICS}", f"curves: {shlex.join(['posttrain', 'report', str(out)])}"]
+    print_line("\n".join(lines))
+
+
+def _named_value(item: tuple[str, float | None]) -> str:
+    name, value = item
+    return f"{name} no number" if value is None else f"{name} {value:.4g}"
 
 
 @contextmanager

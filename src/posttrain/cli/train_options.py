@@ -126,9 +126,7 @@ def read_records(settings: TrainJobConfig, workspace: Path) -> TrainingRecords:
         UserError: a record is bad, or repeats one that models are measured on.
     """
     name = settings.files[0]
-    is_remote = "://" in name or name.startswith(HUB_PREFIX)
-    is_file = is_remote or Path(name).exists() or ("@" not in name and Path(name).suffix)
-    if len(settings.files) > 1 or is_file or not (workspace / ".posttrain" / "format.json").is_file():
+    if len(settings.files) > 1 or not _is_version(name, workspace):
         return TrainingRecords(read_files(settings))
     with open_store(workspace) as store:
         version = open_version(store, name)
@@ -142,6 +140,30 @@ def read_records(settings: TrainJobConfig, workspace: Path) -> TrainingRecords:
         config = read_config(workspace)
         measured = measured_on(config, tested, workspace)
         return TrainingRecords(training_records(version, name, measured, config.data.steps), version.id)
+
+
+def read_validation(settings: TrainJobConfig, workspace: Path) -> pa.Table | None:
+    """Reads the validation split of the version that ``train.evaluate.data`` names; None if it names none.
+
+    Raises:
+        UserError: the version has no such records.
+    """
+    name = settings.train.evaluate.data
+    if not isinstance(name, str) or not _is_version(name, workspace):
+        return None
+    with open_store(workspace) as store:
+        version = open_version(store, name)
+        if "validation" not in version.splits or not version.count("validation"):
+            fix = "give it one by data.splits.validation, or name a share of the training records, such as 0.1"
+            raise UserError(f"{name} has no validation split", where="train.evaluate.data", fix=fix)
+        return version.records("validation")
+
+
+def _is_version(name: str, workspace: Path) -> bool:
+    """Returns whether a name of records is that of a dataset version of the workspace."""
+    is_remote = "://" in name or name.startswith(HUB_PREFIX)
+    is_file = is_remote or Path(name).exists() or ("@" not in name and Path(name).suffix)
+    return not is_file and (workspace / ".posttrain" / "format.json").is_file()
 
 
 def _set_value(values: dict[str, Any], key: str, value: Any) -> None:

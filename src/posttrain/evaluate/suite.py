@@ -77,7 +77,13 @@ class SuiteResult:
 
 
 def run_suite(
-    lm: LanguageModel | Ensemble, records: pa.Table, suite: SuiteConfig, name: str, *, full: bool = False
+    lm: LanguageModel | Ensemble,
+    records: pa.Table,
+    suite: SuiteConfig,
+    name: str,
+    *,
+    full: bool = False,
+    where: str | None = None,
 ) -> SuiteResult:
     """Scores a model on a suite's records; the same model and records give the same result.
 
@@ -87,6 +93,7 @@ def run_suite(
         suite: The suite's config.
         name: Its name in the config.
         full: True to score all records, not the suite's sample.
+        where: The config key that errors name; None: the suite's.
 
     Raises:
         UserError: there are no records, one lacks the answer that the scorer needs, a label is outside the allowed
@@ -95,7 +102,7 @@ def run_suite(
     """
     from posttrain.models.ensembles.ensemble import Ensemble
 
-    where = f"evaluate.suites.{name}"
+    where = where or f"evaluate.suites.{name}"
     examples = read_examples(records if full else sample_records(records, suite.sample), where)
     kind = scorer_name(suite, bool(lm.task.label_set))
     scorer = SCORERS[kind]

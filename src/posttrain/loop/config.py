@@ -9,6 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from posttrain.data.config import DataConfig
 from posttrain.evaluate.config import EvaluateConfig
+from posttrain.evaluate.held_out import held_out_score
 from posttrain.evaluate.metric_names import check_suites, metric_names
 from posttrain.evaluate.scorers import SCORERS, scorer_name
 from posttrain.label.config import LabelConfig
@@ -210,6 +211,7 @@ def load_config(root: Path) -> Config:
         config.gate.check(metrics)
         check_adjustments(config, metrics)
         _check_objective(config.train.objective.name)
+        _check_evaluation(config.train, task)
         config.label.check_models(has_labels, root)
         _check_pseudo(config)
         config.merge.check()
@@ -255,6 +257,14 @@ def _with_preference_defaults(config: Config, task: TaskConfig) -> Config:
     }
     evaluate = config.evaluate.model_copy(update={"suites": suites})
     return config.model_copy(update={"train": train, "evaluate": evaluate})
+
+
+def _check_evaluation(train: TrainConfig, task: TaskConfig) -> None:
+    """Raises a UserError if a round's training cannot be evaluated as the config says."""
+    if isinstance(train.evaluate.data, str):
+        what, fix = "a round holds out a share of its training set", "write a number, such as 0.1"
+        raise UserError(what, where="train.evaluate.data", fix=fix)
+    held_out_score(train.evaluate.metrics, task)
 
 
 def _with_preference_objective(train: TrainConfig, task: TaskConfig) -> TrainConfig:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -15,6 +15,7 @@ from posttrain.data.reading.memory import read_memory, record_index
 from posttrain.data.reading.reader import read, unused_columns_note
 from posttrain.data.reading.rows import Problem
 from posttrain.data.records.record import concat, image_name
+from posttrain.evaluate.held_out import SCORERS_KEY, held_out_score
 from posttrain.models.sources import locate
 from posttrain.store.errors import UserError
 from posttrain.store.hub import HUB_PREFIX
@@ -26,6 +27,9 @@ from posttrain.train.monitor.metrics import finite, mean_loss, read_steps
 from posttrain.train.objectives.registry import objective_spec as check_objective
 from posttrain.train.objectives.registry import with_name
 from posttrain.train.standalone import METRICS, TrainJobConfig, train_standalone
+
+if TYPE_CHECKING:
+    from posttrain.train.evaluation import HeldOut
 
 log = logging.getLogger("posttrain")
 
@@ -87,6 +91,7 @@ def train(
     settings: Mapping[str, Any] | None = None,
     callbacks: AnyCallback | Sequence[AnyCallback] = (),
     fork: bool = False,
+    held_out: Any = None,
 ) -> TrainResult:
     """Trains a model on records, resuming where an earlier call stopped.
 
@@ -106,6 +111,8 @@ def train(
             one may stand without a list.
             One that returns True stops the training, which saves a checkpoint and can be resumed.
         fork: resume although settings, data or code have changed since.
+        held_out: records to evaluate on while the model trains, in the forms of ``data``, in place of
+            ``train.evaluate.data`` of ``settings``.
 
     Returns:
         The result: folder, number of steps, summary, metrics of every step, and `TrainResult.load`.
@@ -121,6 +128,10 @@ def train(
     sources = _sources(data)
     files = [str(source) if isinstance(source, str | Path) else _describe(source) for source in sources.values()]
     values = {**(settings or {}), "model": str(model), "data": files if len(files) > 1 else files[0]}
+    if held_out is not None:
+        train = values.get("train", {})
+        named_held_out = str(held_out) if isinstance(held_out, str | Path) else _describe(held_out)
+        values["train"] = {**train, "evaluate": {**train.get("evaluate", {}), "data": named_held_out}}
     if objective is not None:
         # Checked alone first: the config's own error would name the key train.objective.
         check_objective(objective, "objective")
@@ -136,9 +147,20 @@ def train(
     named = zip(sources.items(), config.files, strict=True)
     resolved = {name: file if isinstance(item, str | Path) else item for (name, item), file in named}
     records = _read(resolved, config)
+    is_file = held_out is None or isinstance(held_out, str | Path)
+    evaluated = read_held_out(config, None if is_file else _read({"held_out": held_out}, config))
+    in_memory = [name for name, item in sources.items() if not isinstance(item, str | Path)]
     try:
-        with _record_indices([name for name, item in sources.items() if not isinstance(item, str | Path)]):
-            summary = train_standalone(out, config, records, fork=fork, callbacks=called if callbacks else None)
+        with _record_indices(in_memory if is_file else [*in_memory, "held_out"]):
+            summary = train_standalone(
+                out,
+                config,
+                records,
+                fork=fork,
+                callbacks=called if callbacks else None,
+                held_out=evaluated,
+                extendable=True,
+            )
         result = TrainResult(out, summary["steps"], summary)
     except TrainingStopped as stopped:
         log.info("%s; the same call resumes", stopped)
@@ -155,6 +177,29 @@ def read_files(config: TrainJobConfig) -> pa.Table:
         UserError: on the first bad record, with file and line.
     """
     return _read({f"data[{number}]": file for number, file in enumerate(config.files)}, config)
+
+
+def read_held_out(config: TrainJobConfig, records: pa.Table | None = None) -> "HeldOut | None":
+    """Reads the records that a training is evaluated on, and its scorers; None where it is not evaluated.
+
+    Args:
+        records: the records, where they are not in a file.
+
+    Raises:
+        UserError: on the first bad record, or a scorer that cannot be used.
+    """
+    from posttrain.train.evaluation import HeldOut
+
+    evaluate = config.train.evaluate
+    if evaluate.data is None:
+        return None
+    if evaluate.metrics and config.train.spec.classifier:
+        what = f"{config.train.objective.name} makes a model that judges and does not answer"
+        raise UserError(what, where=SCORERS_KEY, fix="leave them out: its loss is measured")
+    score = held_out_score(evaluate.metrics, config.task)
+    if records is None and isinstance(evaluate.data, str):
+        records = _read({"held_out": evaluate.data}, config)
+    return HeldOut(records, score)
 
 
 def _sources(data: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The config section ``train``."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -70,6 +70,38 @@ class ShapeConfig(Section):
         return any(value is not None for value in self.model_dump().values())
 
 
+class EvaluationConfig(Section):
+    """Evaluates the model on held-out records while it trains, without a change to any step."""
+
+    data: float | str | None = Field(
+        None,
+        description="Held-out records: a file or its URL, `hub:OWNER/NAME:SPLIT`, a dataset version, whose validation "
+        "split counts, or the share of the training records to hold out; null: none.",
+    )
+    every: int | None = Field(
+        None, ge=1, description="Optimiser steps between evaluations, the last step having one too; null: each epoch."
+    )
+    metrics: list[str] = Field(
+        [],
+        description="Scorers of the model's answers, such as exact_match, beside the loss; the first of them decides "
+        "which evaluation is best, without any the loss.",
+    )
+    patience: int | None = Field(
+        None,
+        ge=1,
+        description="Evaluations in a row without a better one that end the training; the result then has the weights "
+        "of the best. null: all steps are trained, and the last weights are the result.",
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if isinstance(self.data, float) and not 0 < self.data < 1:
+            raise ValueError(f"{self.data:g} is not a share of the records, above 0 and below 1, nor a file")
+        if self.data is None and self != EvaluationConfig.model_construct():
+            raise ValueError("there are no held-out records to evaluate on: set `data`")
+        return self
+
+
 class TrainConfig(Section):
     """Settings of a training."""
 
@@ -81,6 +113,9 @@ class TrainConfig(Section):
     method: Literal["full", "lora"] = Field("full", description="Train all weights, or a LoRA adapter.")
     start: Literal["base", "champion"] = Field("base", description="The weights that a round starts from.")
     epochs: int = Field(6, ge=1, description="Passes over the training set.")
+    max_steps: int | None = Field(
+        None, ge=1, description="Optimiser steps, in as many passes as they take; null: `epochs` decides."
+    )
     stop_loss: float | None = Field(
         None, gt=0, description="Ends the training after an epoch with a lower mean loss; null: never."
     )
@@ -136,6 +171,7 @@ class TrainConfig(Section):
         description="What the monitor does about NaN, exploding gradients, divergence and batches without a supervised "
         "token: stop the training, repair it (skip the batch, roll back, lower the rate), or nothing.",
     )
+    evaluate: EvaluationConfig = Field(EvaluationConfig(), description="Evaluation during the training.")
     profile: ProfileConfig = Field(ProfileConfig(), description="Profile of a few steps.")
     sinks: SinksConfig = Field(SinksConfig(), description="Trackers that also receive the metrics of each step.")
     lora: LoraConfig = Field(LoraConfig(), description="LoRA's settings, with method lora.")
@@ -158,6 +194,19 @@ class TrainConfig(Section):
         if self.shape.is_set and not self.from_scratch:
             raise ValueError("a shape is for training from scratch: set from_scratch too, or prune a trained model")
         return self
+
+    @model_validator(mode="after")
+    def _length_is_one(self) -> Self:
+        if self.max_steps is not None and self.phases:
+            raise ValueError("phases have steps of their own: leave out max_steps")
+        return self
+
+    @property
+    def is_extendable(self) -> bool:
+        """True if no step depends on their number: a longer training then begins with the same steps."""
+        warmup = self.schedule.warmup
+        steady = self.schedule.name == "constant" and (warmup == 0 or warmup >= 1)
+        return steady and not self.phases and (self.method != "lora" or self.lora.gates is None)
 
     @property
     def spec(self) -> ObjectiveSpec:
@@ -202,6 +251,13 @@ class TrainConfig(Section):
         objective = self.objective.model_copy(update={"teacher": None if folder is None else str(folder)})
         return self.model_copy(update={"objective": objective})
 
+    def with_held_out(self, resolve: Callable[[str], str]) -> "TrainConfig":
+        """Returns the config with the name of its held-out records resolved, if they have one."""
+        if not isinstance(self.evaluate.data, str):
+            return self
+        evaluate = self.evaluate.model_copy(update={"data": resolve(self.evaluate.data)})
+        return self.model_copy(update={"evaluate": evaluate})
+
     def with_precision(self, precision: ComputePrecision) -> "TrainConfig":
         """Returns the config with a precision in place of ``auto``."""
         return self if self.precision != "auto" else self.model_copy(update={"precision": precision})
@@ -211,7 +267,10 @@ class TrainConfig(Section):
 
         A key holds the teacher's artifact id, not its path.
         """
-        return self.with_teacher(None).model_dump(mode="json", exclude={"start", *OPERATIONAL_SECTIONS})
+        # Left out where they are not set: trainings that were done before there were such keys stay done.
+        unset = {"evaluate"} if self.evaluate.data is None else set()
+        unset |= {"max_steps"} if self.max_steps is None else set()
+        return self.with_teacher(None).model_dump(mode="json", exclude={"start", *OPERATIONAL_SECTIONS, *unset})
 
     @property
     def token_budget(self) -> int:
@@ -233,7 +292,8 @@ def training_phases(config: TrainConfig) -> list[PhaseConfig]:
         UserError: two curricula use different measures of difficulty, or one uses losses that the objective does not
             measure.
     """
-    phases = list(config.phases) or [PhaseConfig(epochs=config.epochs)]
+    whole = PhaseConfig(steps=config.max_steps, epochs=config.epochs if config.max_steps is None else None)
+    phases = list(config.phases) or [whole]
     curricula = [phase.curriculum for phase in phases if phase.curriculum]
     if len({curriculum.difficulty for curriculum in curricula}) > 1:
         raise UserError("the phases' curricula go by different difficulties", where="train.phases")

@@ -28,7 +28,6 @@ _ALIASES: dict[Alias, str] = {
     Alias("train.max_length"): "max_seq_length sequence_len cutoff_len model_max_length",
     Alias("train.max_length", "of prompt and answer together"): "max_prompt_length max_completion_length",
     Alias("train.too_long", "records that are too long are cut, or dropped"): "truncation_mode",
-    Alias("train.phases", "such as [{steps: 100}]"): "max_steps",
     Alias("model"): "model_name_or_path base_model model_id",
     Alias("train.precision", "bfloat16, float16 or float32"): "bf16 fp16 torch_dtype dtype",
     Alias("train.schedule.warmup"): "warmup_ratio",
@@ -65,13 +64,22 @@ _ALIASES: dict[Alias, str] = {
         "ref_model precompute_ref_log_probs reference_free"
     ),
     Alias("", "the same command resumes"): "resume_from_checkpoint",
-    Alias("", "nothing is evaluated during a training; a loop measures the model of each round"): (
-        "eval_dataset eval_strategy eval_steps do_eval per_device_eval_batch_size"
+    Alias("train.evaluate.data", "a file, or a share of the training records"): (
+        "eval_dataset val_set_size val_size test_size"
     ),
+    Alias("train.evaluate.every", "in steps; null: each epoch"): (
+        "eval_strategy evaluation_strategy eval_steps do_eval evals_per_epoch"
+    ),
+    Alias("train.evaluate.metrics", "the first one decides which evaluation is best"): (
+        "metric_for_best_model compute_metrics"
+    ),
+    Alias("train.evaluate.patience"): "early_stopping_patience",
+    Alias("train.evaluate.patience", "with it the result has the weights of the best evaluation"): (
+        "load_best_model_at_end"
+    ),
+    Alias("", "a lower loss is better, and of scorers' metrics a higher value"): "greater_is_better",
+    Alias("", "evaluation reads as many tokens at once as the training"): "per_device_eval_batch_size eval_batch_size",
     Alias("", "every step is a line of metrics.jsonl; train.sinks names trackers"): "logging_steps report_to",
-    Alias("", "train.stop_loss or a callback stops a training early; the result is its last step"): (
-        "early_stopping_patience load_best_model_at_end metric_for_best_model"
-    ),
     Alias("", "`posttrain train` takes the folder as --out, a loop writes into its workspace"): "output_dir",
     Alias("", "`posttrain train` takes it as --data, a loop as `data.pool` and `data.labelled`"): (
         "train_dataset dataset datasets dataset_name"

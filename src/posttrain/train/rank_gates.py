@@ -175,7 +175,7 @@ class RankGates(StepHook):
         self.metrics = {"gates/share": share.item(), "gates/target": target}
 
     @contextmanager
-    def fixed(self) -> Iterator[None]:
+    def result(self) -> Iterator[None]:
         """Multiplies the gates that the training would end with now into the factors B, within a ``with`` block."""
         with self._multiplied(self.kept()):
             yield

@@ -22,6 +22,7 @@ from posttrain.train.data.config import curriculum_difficulty
 from posttrain.train.data.loader import BatchLoader, BatchSource
 from posttrain.train.data.token_set import longest_lengths
 from posttrain.train.data.units import first_pass_groups
+from posttrain.train.evaluation import Evaluation
 from posttrain.train.memory.recompute import compile_layers, recompute
 from posttrain.train.monitor.detectors import EarlyLimit
 from posttrain.train.monitor.meter import StepMeter, phase, wrap_calls
@@ -75,6 +76,7 @@ def set_up_training(
     sink: Sink | None,
     kinds: Mapping[str, Sequence[str]] | None,
     difficulties: np.ndarray | None,
+    evaluation: Evaluation | None = None,
 ) -> Iterator[TrainingParts]:
     """Prepares model and objective, and resumes from the newest checkpoint; restores the model at the end.
 
@@ -85,6 +87,7 @@ def set_up_training(
         sink: receives the values of each step.
         kinds: each unit's kind, by the column that a phase mixes by or that names its task.
         difficulties: float [units], for a curriculum by a column.
+        evaluation: evaluates the model on held-out records; None: it is not evaluated.
 
     Raises:
         UserError: config and data do not fit, or the folder holds another training.
@@ -98,8 +101,10 @@ def set_up_training(
         classifier=config.spec.classifier,
         weights_frozen=config.method == "lora",
     )
-    units, checkpoints = objective.units, Checkpoints(scratch / "checkpoints", config.checkpoint)
-    longest = int(longest_lengths(units).max())
+    units, best = objective.units, [evaluation.best] if evaluation and evaluation.config.patience else []
+    checkpoints = Checkpoints(scratch / "checkpoints", config.checkpoint, *best)
+    longest = max(int(longest_lengths(held).max()) for held in (units, *([evaluation.units] if evaluation else [])))
+    attention: str = lm.decoder.config._attn_implementation  # type: ignore[assignment, union-attr]
     tasks, task_names = _number_tasks(config, kinds)
     with ExitStack() as stack:
         # Before any module is attached: a reward head draws its weights from this seed.
@@ -120,6 +125,8 @@ def set_up_training(
             # A reference model runs over the very micro-batches of the training, so that rounding is the same in both.
             groups = first_pass_groups(units, sampler, budget, tasks)
             objective.prepare(lm, scratch, padded=padded, groups=groups)
+            if evaluation:
+                evaluation.prepare(lm, scratch, padded=padded, attention=attention)
         # Copies the weights: whatever changes them has come before. What noises the embeddings' output comes after.
         weights = enter(closing(MasterWeights(lm.model, config.optimizer)))
         enter(_training_mode(lm, training=True))

@@ -21,6 +21,7 @@ from posttrain.store.files import remove_tree
 from posttrain.train.callbacks import CallbackList, TrainingStopped
 from posttrain.train.config import TrainConfig
 from posttrain.train.data.mix import mix_counts
+from posttrain.train.evaluation import Evaluation, HeldOut
 from posttrain.train.from_scratch import check_from_scratch, random_model
 from posttrain.train.lora import add_adapter, check_ranks, merge_adapter
 from posttrain.train.lora_config import LoraConfig
@@ -58,6 +59,8 @@ def train(
     difficulties: np.ndarray | None = None,
     weights: np.ndarray | None = None,
     callbacks: CallbackList | None = None,
+    held_out: HeldOut | None = None,
+    keep_end: bool = False,
 ) -> dict[str, Any]:
     """Trains a model on labelled records.
 
@@ -74,6 +77,8 @@ def train(
         difficulties: float [records], higher is harder, in place of the column that the curriculum names.
         weights: float [records], of the records in the loss, times the column that the config names.
         callbacks: called after each step and at each checkpoint.
+        held_out: what the model is evaluated on while it trains; None: it is not evaluated.
+        keep_end: whether the state after the last step is saved in ``scratch``.
 
     Returns:
         Counts and losses, the same for the same input: ``examples``, ``cut`` (number of those longer than
@@ -83,15 +88,21 @@ def train(
         ``pruning`` (`posttrain.train.pruning.pruning_report`); ids of records in ``never_met`` (phases or a curriculum
         left them out), ``weightless`` (of weight 0), ``too_long`` (`train.too_long` left them out) and ``identical``
         (pairs of two equal answers); with a mix ``mixes`` (uses of each kind, as in
-        `posttrain.train.data.mix.mix_counts`); with gates ``ranks`` (by module, as `train.lora.ranks`).
+        `posttrain.train.data.mix.mix_counts`); with gates ``ranks`` (by module, as `train.lora.ranks`);
+        ``evaluation`` (the values on held-out records of the weights that are the result, and after how many ``steps``
+        they were).
 
     Raises:
         UserError: if there is nothing to train on, or a record cannot be used.
         WorkError: if training fails and cannot be recovered.
         TrainingStopped: a callback asked to stop; its checkpoint lies in ``scratch``.
     """
-    config = _checked(source, config)
-    data = read_training_set(str(source), records, config, task, scratch, difficulties, weights)
+    config, named = _checked(source, config), str(source)
+    if held_out is not None:
+        held_out, kept = held_out.split(records, config.evaluate.data, seed)
+        records = records.filter(pa.array(kept))
+        difficulties, weights = (None if column is None else column[kept] for column in (difficulties, weights))
+    data = read_training_set(named, records, config, task, scratch, difficulties, weights)
     units, columns = data.units, data.records
     if units.cut:
         log.warning("  cut to train.max_length: %d of %d records", len(units.cut), len(units))
@@ -104,6 +115,8 @@ def train(
     margins = () if columns.margins is None else columns.margins.tolist()
     # No name for the inputs: they hold the model, whose memory a teacher gets.
     objective = build_objective(ObjectiveInputs(units, config, lm, units.targets.tolist(), margins, columns.weights))
+    # Before a teacher takes the model's memory.
+    evaluation = None if held_out is None else Evaluation.build(lm, named, held_out, config, task, scratch)
     if objective.has_teacher:
         del lm
         objective.cache_teacher_outputs(scratch)
@@ -122,17 +135,24 @@ def train(
         difficulties=None if columns.difficulties is None else np.repeat(columns.difficulties, units_per_record),
         profile=profile,
         callbacks=callbacks or CallbackList(),
+        evaluation=evaluation,
+        keep_end=keep_end,
     )
     try:
         steps = trainer.train()
     except TrainingStopped:
         # Now, as the trainer has given the model back as it was loaded, without what it attaches for training.
         gates = _rank_gates(trainer)
-        with gates.fixed() if gates else nullcontext():
+        with gates.result() if gates else nullcontext():
             trainer.callbacks.on_stop(lm)
         raise
     summary = _summarise(trainer, data, steps)
     _check_trained(lm, len(steps), summary["skipped_steps"], config)
+    if evaluation and (done := evaluation.best(steps) if config.evaluate.patience else len(steps)):
+        summary["evaluation"] = {
+            "steps": done,
+            **{name: finite(value) for name, value in steps[done - 1].evaluation.items()},
+        }
     if gates := _rank_gates(trainer):
         ranks = summary["ranks"] = gate_ranks(gates.by_module(), config.lora)
         lm = cut_adapter(lm, gates.by_module(), config.lora)

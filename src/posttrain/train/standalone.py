@@ -44,15 +44,19 @@ if TYPE_CHECKING:
     import numpy as np
 
     from posttrain.train.callbacks import CallbackList
+    from posttrain.train.evaluation import HeldOut
 
 log = logging.getLogger("posttrain")
 
 CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
 TUNED = "autotune.json"
 """The file next to a config that was tuned for a later training in the same folder."""
+_HELD_OUT_KEY = "train.evaluate.data"
 _WORK_FOLDER = ".training"
 _STARTED = "started.json"
 """Settings, contents and versions at the start of a training, in its work folder."""
+_KEPT = ("checkpoints", "notes.json")
+"""The files of a finished training that a longer one continues from."""
 _LIBRARIES = ("torch", "transformers", "peft")
 _CHANGES_SHOWN = 3  # in an error
 
@@ -97,7 +101,9 @@ class TrainJobConfig(Section):
                 "model": model,
                 "data": data if isinstance(self.data, list) else data[0],
                 "task": self.task.with_labels_from(root("task.labels")),
-                "train": self.train.with_teacher_from(root(TEACHER_KEY)),
+                "train": self.train.with_teacher_from(root(TEACHER_KEY)).with_held_out(
+                    lambda name: _resolve(name, root(_HELD_OUT_KEY))
+                ),
             }
         )
 
@@ -118,6 +124,8 @@ def train_standalone(
     *,
     fork: bool = False,
     callbacks: "CallbackList | None" = None,
+    held_out: "HeldOut | None" = None,
+    extendable: bool = False,
     difficulties: "np.ndarray | None" = None,
     weights: "np.ndarray | None" = None,
 ) -> dict[str, Any]:
@@ -131,6 +139,8 @@ def train_standalone(
         base: folder of the initial model; None: that of the config, fetched into ``out`` while it trains.
         fork: resume although config, data or code have changed since.
         callbacks: called after each step and at each checkpoint.
+        held_out: what the model is evaluated on while it trains; None: it is not evaluated.
+        extendable: keep the last checkpoints, where a longer training may continue from them, and continue so.
         difficulties: float [records], higher is harder, in place of the column that the curriculum names.
         weights: float [records], of the records in the loss, times the column that the config names.
 
@@ -155,8 +165,11 @@ def train_standalone(
         with hold_lock(work / "lock", busy_message="is being trained by another process"):
             config = _with_precision(out, config)
             values = {"difficulties": difficulties, "weights": weights}
-            _check_identity(out, _identity(config, records, values), fork)
-            return _train(out, config, records, base, callbacks, values)
+            extendable = extendable and config.train.is_extendable
+            evaluated = None if held_out is None else held_out.records
+            _check_identity(out, _identity(config, records, evaluated, values), fork, extendable)
+            options = {"callbacks": callbacks, "held_out": held_out, "keep_end": extendable, **values}
+            return _train(out, config, records, base, options)
 
 
 @contextmanager
@@ -200,10 +213,10 @@ def _train(
     config: TrainJobConfig,
     records: pa.Table,
     base: Path | None,
-    callbacks: "CallbackList | None",
-    values: "Mapping[str, np.ndarray | None]",
+    options: Mapping[str, Any],
 ) -> dict[str, Any]:
     # Here, as the command line reads this module's config: torch would make `posttrain train --help` wait for seconds.
+    from posttrain.train.evaluation import read_held_out_set
     from posttrain.train.lora import check_ranks, set_base_model
     from posttrain.train.monitor.sinks import open_sinks
     from posttrain.train.objectives.build import record_shape
@@ -237,6 +250,8 @@ def _train(
             check_trained_shape(source, config.train)
             check_ranks(source, config.train)
             read_training_set(source, records, config.train, config.task, work / "scratch")
+            if (held_out := options["held_out"]) and held_out.records is not None:
+                read_held_out_set(source, held_out.records, config.train, config.task, work / "scratch")
         base = fetch_once(source, base)
     sinks = open_sinks(config.train.sinks, out / METRICS, run=f"{out.name}-{digest(str(out.resolve()))[:8]}")
     try:
@@ -250,8 +265,7 @@ def _train(
             scratch=work / "scratch",
             sink=sinks,
             profile=out / "profile",
-            callbacks=callbacks,
-            **values,
+            **options,
         )
     finally:
         sinks.close()
@@ -268,9 +282,11 @@ def _train(
     sync_file(out / METRICS)
     # The summary is written last: it marks the training as done.
     write_atomically(out / SUMMARY, json.dumps(summary, indent=1).encode())
-    for part in ("base", "model", "scratch"):
-        if (work / part).exists():
-            remove_tree(work / part)
+    scratch = work / "scratch"
+    parts = [part for part in scratch.iterdir() if part.name not in _KEPT] if options["keep_end"] else [scratch]
+    for part in (work / "base", work / "model", *parts):
+        if part.exists():
+            remove_tree(part) if part.is_dir() else part.unlink()
     return summary
 
 
@@ -308,19 +324,27 @@ def _move_model(model: Path, out: Path) -> None:
         sync_folder(out)
 
 
-def _check_identity(out: Path, identity: dict[str, Any], fork: bool) -> None:
+def _check_identity(out: Path, identity: dict[str, Any], fork: bool, extendable: bool) -> None:
     """Writes the training's identity, or compare it with the one written at its start."""
     work, done = out / _WORK_FOLDER, (out / SUMMARY).exists()
     started = work / _STARTED
+    longer = started.exists() and _is_longer(_read(started), identity)
+    saved = any((work / "scratch" / "checkpoints").glob("step-*"))
+    if longer and extendable and (saved or not done):
+        # First: after a kill before the next line the training is not done, and still the longer one.
+        (out / SUMMARY).unlink(missing_ok=True)
+        write_atomically(started, json.dumps(identity, indent=1).encode())
     if started.exists():
         changes = list(_changes(_read(started), identity))
         trained = done or any((work / "scratch" / "checkpoints").glob("*"))
         more = f", and {len(changes) - _CHANGES_SHOWN} more" if len(changes) > _CHANGES_SHOWN else ""
         listed = ", ".join(changes[:_CHANGES_SHOWN]) + more
         if changes and done:
-            raise UserError(
-                f"is done, and began with other settings: {listed}", where=str(out), fix="name another --out"
-            )
+            fix = "name another --out"
+            if longer:
+                constant = "only a constant schedule, with a warm-up of 0 or of whole steps, can be trained on"
+                fix += f"; {'no checkpoint is left to train on from' if extendable else constant}"
+            raise UserError(f"is done, and began with other settings: {listed}", where=str(out), fix=fix)
         if changes and trained and not fork:
             fix = "take that back, resume all the same with --fork, or name another --out"
             raise UserError(f"this training began with other settings: {listed}", where=str(out), fix=fix)
@@ -331,19 +355,41 @@ def _check_identity(out: Path, identity: dict[str, Any], fork: bool) -> None:
     write_atomically(started, json.dumps(identity, indent=1).encode())
 
 
+def _is_longer(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Returns whether a training differs from an earlier one in its length alone, and is longer."""
+    lengths = [(each["train"].get("max_steps"), each["train"]["epochs"]) for each in (before, now)]
+    (old_steps, old_epochs), (steps, epochs) = lengths
+    longer = epochs > old_epochs if steps is None is old_steps else None not in (steps, old_steps) and steps > old_steps
+    old, new = ({**each, "train": {**each["train"], "max_steps": None, "epochs": None}} for each in (before, now))
+    return longer and not any(_changes(old, new))
+
+
 def _is_empty(out: Path) -> bool:
     """Returns whether a folder holds nothing but the tuned settings of a training."""
     names = {path.name for path in out.iterdir()}
     return not names or (TUNED in names and names <= {TUNED, CONFIG})
 
 
-def _identity(config: TrainJobConfig, records: pa.Table, values: "Mapping[str, np.ndarray | None]") -> dict[str, Any]:
+def _identity(
+    config: TrainJobConfig,
+    records: pa.Table,
+    held_out: pa.Table | None,
+    values: "Mapping[str, np.ndarray | None]",
+) -> dict[str, Any]:
     teacher = config.train.teacher
     return {
         # Without paths and settings that change no result: the records count by their content.
-        **config.model_dump(mode="json", exclude={"train": set(OPERATIONAL_SECTIONS), "data": True, "columns": True}),
+        **config.model_dump(
+            mode="json",
+            exclude={
+                "train": dict.fromkeys(OPERATIONAL_SECTIONS, True)
+                | ({} if held_out is None else {"evaluate": {"data"}}),
+                **{"data": True, "columns": True},
+            },
+        ),
         "contents": {
             "records": content_digest(records),
+            **({} if held_out is None else {"held-out data": content_digest(held_out)}),
             **{name: digest(column.tolist()) for name, column in values.items() if column is not None},
             "model": _files_digest(config.model),
             "teacher": None if teacher is None else _files_digest(teacher),

@@ -113,6 +113,12 @@ class TrainingState:
         }
         return Checkpoint(self.tensors() | random_state(), state, self.steps)
 
+    def load_weights(self, checkpoint: Checkpoint) -> None:
+        """Restores weights and hooks of a checkpoint, for the end of the training."""
+        self.weights.load(checkpoint.tensors)
+        for hook in self.hooks:
+            hook.load(checkpoint.tensors)
+
     def load(self, checkpoint: Checkpoint, *, resumed: bool) -> None:
         """Restores a checkpoint.
 
@@ -120,11 +126,9 @@ class TrainingState:
             resumed: True in a new process; False for a rollback, which keeps its own decisions, and the interventions
                 that caused it.
         """
-        self.weights.load(checkpoint.tensors)
+        self.load_weights(checkpoint)
         # Sums of a step that was cut short must not reach the next one.
         self.weights.zero_grad()
-        for hook in self.hooks:
-            hook.load(checkpoint.tensors)
         self.loss_scale.load_state(checkpoint.state["loss_scale"])
         self.sampler.load_state(checkpoint.state["sampler"], len(checkpoint.steps))
         set_random_state(checkpoint.tensors)

@@ -37,6 +37,11 @@ class StepHook:
     def observe(self, step: int, loss: float) -> None:
         """Called with the mean loss of each finished step, those without an update included."""
 
+    @contextmanager
+    def result(self) -> Iterator[None]:
+        """Makes the model, within a ``with`` block, the one that the training would end with now."""
+        yield
+
     def tensors(self) -> dict[str, Tensor]:
         """Returns the state by name, without a copy, for a checkpoint."""
         return {}

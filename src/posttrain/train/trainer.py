@@ -18,6 +18,7 @@ from posttrain.store.progress import progress_bar
 from posttrain.train.callbacks import CallbackList, TrainingStopped
 from posttrain.train.config import TrainConfig
 from posttrain.train.data.loader import Batch
+from posttrain.train.evaluation import Evaluation
 from posttrain.train.monitor.meter import phase
 from posttrain.train.monitor.metrics import Sink, StepValues
 from posttrain.train.monitor.profile import profile_steps
@@ -68,6 +69,8 @@ class Trainer:
         profile: folder of a profile; None: in ``scratch``.
         callbacks: called after each step and at each checkpoint.
         mesh: the processes that train together.
+        evaluation: evaluates the model on held-out records; None: it is not evaluated.
+        keep_end: whether the state after the last step is saved, from which a longer training may continue.
     """
 
     lm: LanguageModel
@@ -81,6 +84,8 @@ class Trainer:
     profile: Path | None = None
     callbacks: CallbackList = field(default_factory=CallbackList)
     mesh: Mesh = field(default_factory=Mesh.single)
+    evaluation: Evaluation | None = None
+    keep_end: bool = False
     parts: TrainingParts = field(init=False)
     state: TrainingState = field(init=False)
 
@@ -107,9 +112,12 @@ class Trainer:
             sink=self.sink,
             kinds=self.kinds,
             difficulties=self.difficulties,
+            evaluation=self.evaluation,
         ) as self.parts:
             self.state = self.parts.state
             finished = self._train_steps()
+            if finished:
+                self._load_best()
         if not finished:
             raise TrainingStopped(self.state.steps, self.state.sampler.steps)
         return self.state.steps
@@ -129,7 +137,7 @@ class Trainer:
             stop = self.mesh.agree(self.callbacks.on_begin(len(steps), total)) and len(steps) < total
             # The number of finished steps is the position: nothing else counts them that could disagree after a
             # rollback.
-            while not stop and len(steps) < total and not self.state.has_learned(self.config.stop_loss):
+            while not stop and len(steps) < total and not self._stops_early():
                 before = len(steps)
                 self.train_step(before)
                 profile_step()
@@ -139,9 +147,38 @@ class Trainer:
                 # A signal counts behind the last step too: it ends the program, and not this training alone.
                 if self.mesh.agree(requested_exit()):
                     stop = True
-            if stop:
+            if stop or self.keep_end:
                 self.save_checkpoint(last=True)
         return not stop
+
+    def _stops_early(self) -> bool:
+        """Returns whether the training has learned enough, by its own loss or by the evaluations."""
+        state, evaluation = self.state, self.evaluation
+        return state.has_learned(self.config.stop_loss) or (evaluation is not None and evaluation.stops(state.steps))
+
+    def _best(self) -> int | None:
+        """Returns after how many steps the best evaluation was; None where the last weights are the result."""
+        evaluation = self.evaluation
+        return evaluation.best(self.state.steps) if evaluation and evaluation.config.patience else None
+
+    def _is_best(self) -> bool:
+        """Returns whether the last step's evaluation is the best so far, and its weights may be the result."""
+        steps = self.state.steps
+        return bool(steps and steps[-1].evaluation) and self._best() == len(steps)
+
+    def _load_best(self) -> None:
+        """Loads the weights of the best evaluation, if they are the result."""
+        best = self._best()
+        if best in (None, len(self.state.steps)):
+            return
+        checkpoint = self.parts.recovery.checkpoints.at(best)
+        if checkpoint is None:
+            log.warning(
+                "  the checkpoint of the best evaluation, after %d steps, is missing: the last weights stay", best
+            )
+            return
+        log.info("  the result has the weights of the best evaluation, after %d steps", best)
+        self.state.load_weights(checkpoint)
 
     def _call_back(self) -> bool:
         """Calls the callbacks after a step, and returns whether one of them asks to stop."""
@@ -197,10 +234,15 @@ class Trainer:
             metrics=result.metrics | {name: value for hook in state.hooks for name, value in hook.metrics.items()},
             **parts.meter.read(batch.lengths, result.supervised, parts.batches.waited),
         )
+        if self.evaluation and self.evaluation.is_due(step + 1, state.sampler):
+            with self.autocast():
+                evaluated = self.evaluation.measure(step + 1, self.lm, state.hooks, parts.batches.budget, mesh)
+            values = replace(values, evaluation=evaluated)
         state.steps.append(values)
         for hook in state.hooks:
             hook.observe(step, result.loss)
-        if parts.recovery.finish_step(values, decision, monitored=monitored):
+        # The best evaluation is kept also where the monitor has lowered the rate after it.
+        if parts.recovery.finish_step(values, decision, monitored=monitored) or self._is_best():
             self.save_checkpoint()
 
     def forward_backward(self, batch: Batch) -> tuple[Batch, StepResult]:
@@ -291,6 +333,6 @@ class Trainer:
         """Saves a checkpoint if one is due, or before the process ends."""
         done = len(self.state.steps)
         # After the last step the result is stored.
-        is_due = last or (self.parts.recovery.is_due() and done < self.state.sampler.steps)
+        is_due = last or ((self.parts.recovery.is_due() or self._is_best()) and done < self.state.sampler.steps)
         if is_due and self.parts.recovery.save(last=last):
             self.callbacks.on_save(done)

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from posttrain.data.versions.leaks import require_no_overlap
+from posttrain.evaluate.held_out import held_out_score
 from posttrain.evaluate.metrics import recall_weights
 from posttrain.evaluate.suite import read_evaluation
 from posttrain.loop.context import RoundContext, task_key
@@ -122,8 +123,11 @@ class Train(Stage):
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
         """Trains; a killed training resumes from the checkpoints in ``scratch``."""
         # Here, as `status` lists the stages without torch.
+        from posttrain.train.evaluation import HeldOut
         from posttrain.train.stage import train
 
+        evaluate = self.config.evaluate
+        score = held_out_score(evaluate.metrics, context.config.task)
         # The key is in the name, so that a tracker shows a resumed round as the same run.
         run = f"{context.workspace.root.resolve().name}-round-{context.number}-{scratch.name[:8]}"
         # Not in the artifact, which must be the same bytes whenever it is built: speed and memory are not.
@@ -141,6 +145,7 @@ class Train(Stage):
                 sink=sinks,
                 difficulties=self.difficulties,
                 weights=self.weights,
+                held_out=None if evaluate.data is None else HeldOut(score=score),
             )
         finally:
             sinks.close()

@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,10 +28,21 @@ class Checkpoints:
 
     For one thread. ``close``, or the end of its ``with`` block, waits for the checkpoint that is still being written.
     A kill at any instant, a full disk or another process in the same folder leave the earlier checkpoints whole.
+
+    Args:
+        folder: made by the first save.
+        config: when checkpoints are saved, and which are kept.
+        best: returns which of some steps, from the first one on, the training may go back to at its end; its checkpoint
+            is kept too.
     """
 
-    def __init__(self, folder: Path, config: CheckpointConfig | None = None) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        config: CheckpointConfig | None = None,
+        best: Callable[[Sequence[StepValues]], int | None] = lambda steps: None,
+    ) -> None:
+        self.folder, self._best = folder, best
         self.config = config or CheckpointConfig(background=False)  # without a config nobody closes it
         self._folder = CheckpointFolder(folder)
         self._snapshots = Snapshots()
@@ -135,7 +146,7 @@ class Checkpoints:
                 # Committed before anything is pruned: a kill in between leaves one checkpoint too many, never too few.
                 committed = self._folder.commit(fresh, step)
                 self._steps_files.append(StepsFile(committed, steps, manifest.steps_checksum))
-                self._folder.prune(self.config.keep_last, step)
+                self._folder.prune(self.config.keep_last, step, lambda done: self._best(steps[:done]))
 
     def _free_steps_file(self) -> StepsFile | None:
         """Returns a steps file that may grow, because the newest checkpoint does not need it."""

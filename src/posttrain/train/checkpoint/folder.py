@@ -3,7 +3,7 @@
 import itertools
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -95,8 +95,11 @@ class CheckpointFolder:
             log.warning("no other checkpoint to start from")
         return None
 
-    def prune(self, keep_last: int, committed: int) -> None:
-        """Removes all checkpoints but the newest ``keep_last``; ``committed``, just verified, always stays."""
+    def prune(self, keep_last: int, committed: int, best: Callable[[int], int | None]) -> None:
+        """Removes all checkpoints but the newest ``keep_last``; ``committed``, just verified, always stays.
+
+        Of each that stays, the one that ``best`` names stays too.
+        """
         whole = []
         for step in self.steps():
             try:
@@ -104,9 +107,9 @@ class CheckpointFolder:
                 whole.append(step)
             except DamagedCheckpoint as damage:
                 self._put_aside(step, damage)
-        for step in whole[:-keep_last]:
-            if step != committed:
-                self.remove(step)
+        newest = {*whole[-keep_last:], committed}
+        for step in set(whole) - newest - {best(step) for step in newest}:
+            self.remove(step)
         for old in sorted(self.path.glob("damaged-*"))[:-1]:  # the last one stays for inspection
             self._discard(old)
 

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 STEPS = "training.json"
 """File of a trained model: a list with each step's `StepValues.to_json`, without times."""
 
-_DICT_FIELDS = {"group_norms": "grad_norm", "metrics": "objective", "phases": "seconds"}
+_DICT_FIELDS = {
+    **{"group_norms": "grad_norm", "metrics": "objective", "phases": "seconds"},
+    "evaluation": "evaluation",
+}
 
 log = logging.getLogger("posttrain")
 
@@ -64,6 +67,7 @@ class StepValues(GradientValues):
         mfu: share of the measured matrix-product peak that the model's own work used, 0 to 1.
         metrics: the objective's other values by name, such as ``rewards/margins``; means over the step.
         phases: seconds by phase (see `phase`); with an accelerator those of its host.
+        evaluation: ``loss`` and other values on held-out records after this step; empty where it was not evaluated.
     """
 
     epoch: int
@@ -80,10 +84,13 @@ class StepValues(GradientValues):
     mfu: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
+    evaluation: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Converts to JSON, by field name; NaN and infinities, which JSON does not have, become None."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
+        if not self.evaluation:
+            del values["evaluation"]
         return {
             name: {key: finite(number) for key, number in value.items()} if name in _DICT_FIELDS else finite(value)
             for name, value in values.items()
@@ -97,6 +104,7 @@ class StepValues(GradientValues):
         nested = {
             name: {key: math.nan if number is None else number for key, number in values[name].items()}
             for name in _DICT_FIELDS
+            if name in values
         }
         return cls(**{**values, **not_finite, **nested})
 
@@ -107,7 +115,7 @@ class StepValues(GradientValues):
         """
         values = self.to_json()
         for name, prefix in _DICT_FIELDS.items():
-            values |= {f"{prefix}/{key}": number for key, number in values.pop(name).items()}
+            values |= {f"{prefix}/{key}": number for key, number in values.pop(name, {}).items()}
         del values["step"]
         return {name: float(value) for name, value in values.items() if value is not None}
 
