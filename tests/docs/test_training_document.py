@@ -74,7 +74,15 @@ def test_a_training_writes_model_config_and_metrics(folder: Path, name: str) -> 
 
 
 def test_the_report_is_written(folder: Path) -> None:
-    assert '<figure class="chart">' in (folder / "trained.html").read_text(encoding="utf-8")
+    assert '<figure class="chart">' in (folder / "trained" / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_evaluated_training_stops_and_the_longer_one_is_trained_on(folder: Path) -> None:
+    evaluated, longer = (json.loads((folder / name / "summary.json").read_bytes()) for name in ("evaluated", "longer"))
+    assert evaluated["evaluation"]["steps"] == evaluated["steps"] - 3 * 3 < 20 * 3
+    assert longer["steps"] == 8
+    assert (folder / "evaluated" / "report.html").is_file()
+    assert "train.max_steps" in (folder / "compared.html").read_text(encoding="utf-8")
 
 
 def test_every_setting_of_the_page_is_valid() -> None:

@@ -1,15 +1,15 @@
 """Reads a training step by step from its files, as reports show it."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from posttrain.report.charts.curve import FloatArray
-from posttrain.store.errors import UserError
+from posttrain.store.errors import UserError, shorten
 from posttrain.store.rows import Run
 from posttrain.store.workspace import Workspace
 from posttrain.store.yaml_files import read_yaml
@@ -58,9 +58,11 @@ class TrainingCurves:
         values: float64 [N] each, by the name that the metrics file gives them; NaN where nothing was measured.
         groups: gradient norms by layer group, from the first layer to the last; likewise.
         objective: what the objective measured besides; likewise.
+        evaluation: what was measured on held-out records; likewise.
         phases: seconds of the whole training by phase, in words.
         decisions: oldest first.
         settings: what decided it, by name, in words.
+        config: all settings, by dotted key.
     """
 
     name: str
@@ -68,9 +70,11 @@ class TrainingCurves:
     values: Mapping[str, FloatArray]
     groups: Mapping[str, FloatArray] = field(default_factory=dict)
     objective: Mapping[str, FloatArray] = field(default_factory=dict)
+    evaluation: Mapping[str, FloatArray] = field(default_factory=dict)
     phases: Mapping[str, float] = field(default_factory=dict)
     decisions: tuple[TrainingDecision, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_training_folder(folder: Path) -> TrainingCurves:
@@ -88,7 +92,18 @@ def read_training_folder(folder: Path) -> TrainingCurves:
         raise UserError("no step is done yet", where=str(file), fix="wait for the first one")
     # The summary exists once the training is done; before, a resumed one has its decisions in the notes.
     decided = _read_decisions(folder / SUMMARY) + _read_decisions(folder / ".training" / "scratch" / "notes.json")
-    return training_from_steps(folder.resolve().name, lines, decided, _read_settings(folder / CONFIG))
+    config = read_yaml(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    curves = training_from_steps(folder.resolve().name, lines, decided, _main_settings(config))
+    return replace(curves, config=dict(flat_settings(config)))
+
+
+def flat_settings(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yields the values of a config as text, by dotted key."""
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat_settings(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", shorten(str(value), 200)
 
 
 def read_round_training(workspace: Workspace, run: Run, name: str) -> TrainingCurves | None:
@@ -129,6 +144,7 @@ def training_from_steps(
         values={key: _column(ordered, key) for key in _NUMBERS},
         groups=_columns(ordered, "group_norms"),
         objective=_columns(ordered, "metrics"),
+        evaluation=_columns(ordered, "evaluation"),
         phases=_phases(ordered),
         decisions=_decisions([*decided, *written]),
         settings=settings or {},
@@ -182,11 +198,8 @@ def _read_decisions(file: Path) -> list[dict[str, Any]]:
     return list(content.get("ended") or content.get("decisions", []))
 
 
-def _read_settings(file: Path) -> dict[str, str]:
-    """Reads the main settings from ``config.yaml``; empty without a file."""
-    if not file.is_file():
-        return {}
-    config = read_yaml(file)
+def _main_settings(config: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the main settings of a ``config.yaml``, in words."""
     train = config.get("train", {})
     schedule, optimizer = train.get("schedule", {}), train.get("optimizer", {})
     settings = {

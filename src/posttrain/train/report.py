@@ -1,12 +1,12 @@
 """The report of a training: its curves, and what the monitor detected."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from posttrain.report.charts.bars import format_seconds, stacked_bars
 from posttrain.report.charts.chart import Chart, truncate
-from posttrain.report.charts.curve import Annotation, CurveStyle, FloatArray, curve, smoothing_window
+from posttrain.report.charts.curve import Annotation, CurveStyle, FloatArray, compared_curves, curve, smoothing_window
 from posttrain.report.charts.heat_map import strips
 from posttrain.report.formatting import bytes_text, number_text
 from posttrain.report.section import Block, Fold, Grid, Page, Pairs, Section, Table, Text, blocks
@@ -50,6 +50,9 @@ _SETTINGS = Message("The main settings; `config.yaml` has all of them.")
 def _percent(value: float) -> str:
     return f"{100 * value:.3g}%"
 
+
+_COMPARED = ("loss", "grad_norm", "lr", "tokens_per_second")
+_PLAIN = CurveStyle(number_text, zero=False)
 
 MEASURES: tuple[tuple[str, str, CurveStyle], ...] = (
     ("loss", Message("loss"), CurveStyle(number_text, zero=False)),
@@ -137,6 +140,12 @@ def headline(training: TrainingCurves) -> list[tuple[str, str, str]]:
     tiles: list[tuple[str, str, str]] = [(number_text(_last(values["loss"])), Message("loss"), first)]
     seen = Message("{count} tokens", count=f"{tokens:,.0f}") if tokens else ""
     tiles.append((f"{len(training.steps):,}", Message("steps"), seen))
+    held_out = training.evaluation.get("loss", values["loss"][:0])
+    if (known := held_out[~np.isnan(held_out)]).size:
+        lowest = Message("lowest {loss}", loss=number_text(float(known.min())))
+        tiles.append(
+            (number_text(float(known[-1])), Message("{name} on held-out records", name=Message("loss")), lowest)
+        )
     if seconds and not np.isnan(values["tokens_per_second"]).all():
         tiles.append((format_seconds(seconds), Message("time"), Message("all steps together")))
         # The median, since the first step may have compiled for a minute.
@@ -168,12 +177,94 @@ def time_chart(training: TrainingCurves) -> Chart | None:
     return stacked_bars(rows, list(phases), Message("where the time of all steps went"))
 
 
+def evaluation_charts(training: TrainingCurves, among: float = 1) -> list[Chart | None]:
+    """Draws what was measured on held-out records: the loss over that of the training, and each other value."""
+    charts, buckets = list[Chart | None](), _bucket_count(training, among)
+    for name, (title, values) in zip(training.evaluation, _on_held_out(training).items(), strict=True):
+        steps, known = _measured(training.steps, values)
+        if name == "loss":
+            trained = (Message("training"), *_measured(training.steps, training.values[name]))
+            runs = [trained, (Message("held-out records"), steps, known)]
+            charts.append(compared_curves(runs, title, _PLAIN, buckets=buckets))
+        else:
+            charts.append(curve(steps, known, title, _PLAIN, buckets=buckets, small=True))
+    return charts
+
+
 def small_charts(training: TrainingCurves, among: float = 1) -> Grid:
-    """Draws the other measures, and what the objective measured."""
+    """Draws evaluations, the other measures, and what the objective measured."""
     measures = [(title, training.values[key], style) for key, title, style in MEASURES[1:]]
-    measures += [(key, values, CurveStyle(number_text, zero=False)) for key, values in training.objective.items()]
+    measures += [(key, values, _PLAIN) for key, values in training.objective.items()]
     charts = (_draw(training, name, values, style, among, small=True) for name, values, style in measures)
+    return Grid([chart for chart in (*evaluation_charts(training, among), *charts) if chart])
+
+
+def compared_charts(trainings: Sequence[TrainingCurves]) -> Grid:
+    """Draws the curves of several trainings over each other."""
+    charts = []
+    for key, title, style in MEASURES:
+        if key in _COMPARED:
+            charts.append(
+                compared_curves([(each.name, each.steps, each.values[key]) for each in trainings], title, style)
+            )
+    others = [{**_on_held_out(each), **each.objective} for each in trainings]
+    for name in dict.fromkeys(name for values in others for name in values):
+        runs = [
+            (each.name, *_measured(each.steps, values[name]))
+            for each, values in zip(trainings, others, strict=True)
+            if name in values
+        ]
+        charts.append(compared_curves(runs, name, _PLAIN))
     return Grid([chart for chart in charts if chart])
+
+
+def differing_settings(names: Sequence[str], settings: Sequence[Mapping[str, str]]) -> Section:
+    """Returns a table of the settings in which trainings differ."""
+    rows = [
+        (key, *(each.get(key, "–") for each in settings))
+        for key in dict.fromkeys(key for each in settings for key in each)
+    ]
+    differing = Table((Message("setting"), *names), [row for row in rows if len(set(row[1:])) > 1])
+    return Section(Message("Differences"), blocks(differing), Message("All settings and inputs are the same."))
+
+
+def comparison_page(trainings: Sequence[TrainingCurves]) -> Page:
+    """Returns the page that compares trainings: results, curves over each other, and the settings that differ."""
+    names = [each.name for each in trainings]
+    tiles = [{name: value for value, name, _ in headline(each)} for each in trainings]
+    rows = [
+        (tile, *(each.get(tile, "–") for each in tiles))
+        for tile in dict.fromkeys(name for each in tiles for name in each)
+    ]
+    title = Message("{count} trainings", count=len(trainings))
+    sections = [
+        Section(Message("Results"), [Table((Message("result"), *names), rows)]),
+        Section(Message("Curves"), [compared_charts(trainings)]),
+        differing_settings(names, [each.config for each in trainings]),
+    ]
+    return Page(title, "trainings", Message.joined(", ", names), [], sections)
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """Returns the names, with its position where one stands several times."""
+    return [
+        name if names.count(name) == 1 else Message("{name} ({at})", name=name, at=at)
+        for at, name in enumerate(names, 1)
+    ]
+
+
+def _on_held_out(training: TrainingCurves) -> dict[str, FloatArray]:
+    """Returns what was measured on held-out records, by title."""
+    return {
+        Message("{name} on held-out records", name=Message("loss") if name == "loss" else name): values
+        for name, values in training.evaluation.items()
+    }
+
+
+def _measured(steps: FloatArray, values: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Leaves out the steps without a value: a line through single points must not break at them."""
+    known = ~np.isnan(values)
+    return steps[known], values[known]
 
 
 def _draw(
@@ -216,7 +307,7 @@ def _remark(training: TrainingCurves) -> Message:
 def _bucket_count(training: TrainingCurves, among: float) -> int:
     """Returns the number of stretches a curve is downsampled to, to stay within the page's budget."""
     # A stretch has two points of about 15 bytes, and the mean another.
-    curves = len(MEASURES) + 1 + len(training.objective)
+    curves = len(MEASURES) + 1 + len(training.objective) + len(training.evaluation)
     return int(np.clip(_CURVE_BYTES / (among * curves * 45), 16, 320))
 
 

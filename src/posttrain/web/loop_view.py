@@ -6,22 +6,19 @@ from typing import Any
 
 from posttrain.loop.state import RoundState
 from posttrain.report.charts.bars import format_seconds
-from posttrain.report.charts.curve import CurveStyle, compared_curves
-from posttrain.report.formatting import metric_name, metric_text, number_text
-from posttrain.report.section import Grid, Section, Table, Text, blocks
+from posttrain.report.formatting import metric_name, metric_text
+from posttrain.report.section import Section, Table, Text
 from posttrain.store.errors import shorten, to_line
 from posttrain.store.message import Message
 from posttrain.store.rows import Run
 from posttrain.store.workspace import Workspace
-from posttrain.train.curves import TrainingCurves, read_round_training
-from posttrain.train.report import MEASURES
+from posttrain.train.curves import TrainingCurves, flat_settings, read_round_training
+from posttrain.train.report import compared_charts, differing_settings, unique_names
 from posttrain.web.loop_report import LoopReport
 from posttrain.web.translations import Translator
 
 MOST_COMPARED = 8
 """Training runs side by side, at most: as many colours as can be told apart."""
-
-_COMPARED = ("loss", "grad_norm", "lr", "tokens_per_second")
 
 
 def loop_alarms(
@@ -80,52 +77,26 @@ def live_training(workspace: Workspace) -> tuple[TrainingRun, TrainingCurves] | 
 
 def compare_runs(workspace: Workspace, trainings: Sequence[TrainingRun]) -> list[Section]:
     """Compares trainings: results, curves over each other, and the settings that differ."""
-    names = _unique([training.name for training in trainings])
+    names = unique_names([training.name for training in trainings])
     curves = [
         read_round_training(workspace, training.run, name) for training, name in zip(trainings, names, strict=True)
     ]
     drawn = [training for training in curves if training is not None and len(training.steps)]
-    styles: dict[str, tuple[str, CurveStyle]] = {key: (title, style) for key, title, style in MEASURES}
-    charts = [
-        compared_curves([(one.name, one.steps, one.values[key]) for one in drawn], *styles[key]) for key in _COMPARED
-    ]
-    for name in dict.fromkeys(name for one in drawn for name in one.objective):
-        measured = [(one.name, one.steps, one.objective[name]) for one in drawn if name in one.objective]
-        charts.append(compared_curves(measured, name, CurveStyle(number_text, zero=False)))
-    flat = [dict(_settings(training.run)) for training in trainings]
-    keys = dict.fromkeys(key for settings in flat for key in settings)
-    rows = [(key, *(settings.get(key, "–") for settings in flat)) for key in keys]
-    differing = Table((Message("setting"), *names), [row for row in rows if len(set(row[1:])) > 1])
     missing = [name for name, training in zip(names, curves, strict=True) if training is None]
     lost = [Text(Message("The curves of {name} are not at hand.", name=name), "note") for name in missing]
     return [
         Section(Message("Results"), [Table((Message("result"), *names), list(_results(trainings))), *lost]),
-        Section(Message("Curves"), [Grid([chart for chart in charts if chart])]),
-        Section(Message("Differences"), blocks(differing), Message("All settings and inputs are the same.")),
-    ]
-
-
-def _unique(names: Sequence[str]) -> list[str]:
-    return [
-        name if names.count(name) == 1 else Message("{name} ({at})", name=name, at=at)
-        for at, name in enumerate(names, 1)
+        Section(Message("Curves"), [compared_charts(drawn)]),
+        differing_settings(names, [dict(_settings(training.run)) for training in trainings]),
     ]
 
 
 def _settings(run: Run) -> Iterator[tuple[str, str]]:
     """Yields all that decides a training: inputs, settings and seed, with dotted names."""
     yield from run.inputs.items()
-    yield from _flat("", run.config)
+    yield from flat_settings(run.config)
     yield "seed", str(run.seed)
     yield "posttrain", run.code_version
-
-
-def _flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping) and value:
-        for name, inner in value.items():
-            yield from _flat(f"{prefix}.{name}" if prefix else str(name), inner)
-    else:
-        yield prefix, shorten(str(value), 200)
 
 
 def _results(trainings: Sequence[TrainingRun]) -> Iterator[tuple[str, ...]]:
