@@ -266,6 +266,41 @@ def test_a_clearly_slower_trial_is_stopped(runner_of: Callable[..., TrialRunner]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("seconds", "examples"), [(8.0, 1), (120.0, 10)])
+def test_steps_that_take_too_long_are_made_smaller(
+    seconds: float, examples: int, runner_of: Callable[..., TrialRunner]
+) -> None:
+    """An example takes a quarter of a second: five steps of ten are over after 12.5 s."""
+
+    def train(context: TaskContext) -> None:
+        config, most = context.argument
+        size = config.batch_size
+        step = SimpleNamespace(
+            seconds=0.25 * size, tokens_per_second=40.0, tokens=10 * size, memory_bytes=5, data_wait=0.0
+        )
+        for count in range(1, most + 1):
+            time.sleep(0.25 if seconds < 60 else 0.01)
+            if not context.send((step,) * count):
+                return
+
+    trial = runner_of(train)({"micro_batch_tokens": 512, "compile": False}, 0.0, seconds)
+    assert (trial.problem, trial.tokens) == ("", 10 * examples)
+    assert trial.rates == (40.0,) * 4
+
+
+@pytest.mark.slow
+def test_what_was_measured_counts_where_the_time_ends(runner_of: Callable[..., TrialRunner]) -> None:
+    step = SimpleNamespace(seconds=0.1, tokens_per_second=40.0, tokens=4, memory_bytes=5, data_wait=0.0)
+
+    def train(context: TaskContext) -> None:
+        if context.argument[0].batch_size == 1:
+            context.send((step,))
+        time.sleep(60)
+
+    assert runner_of(train)({"micro_batch_tokens": 512}, 0.0, 4.0).rates == (40.0,)
+
+
+@pytest.mark.slow
 def test_an_unusable_record_is_a_one_line_error(
     tiny_model: Path, job: TrainJobConfig, tmp_path: Path, make_records: Callable[..., pa.Table]
 ) -> None:

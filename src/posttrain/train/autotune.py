@@ -88,7 +88,7 @@ def autotune_settings(
         raise UserError("holds something else already", where=str(out), fix="name another --out")
     make_folder(out)
     work = out / _WORK_FOLDER
-    steps = config.train.epochs * -(-records.num_rows // config.train.batch_size)
+    steps = config.train.max_steps or config.train.epochs * -(-records.num_rows // config.train.batch_size)
     try:
         if measure is None:
             make_folder(work)
@@ -125,7 +125,7 @@ def search(
         tuner.explore()
     if tuner.best is None:
         last = tuner.trials[-1].problem if tuner.trials else "no time"
-        raise WorkError(f"no setting could be measured in {seconds:.0f} s: {last}")
+        raise WorkError(f"no setting could be measured in {seconds:.0f} s: {last}; give it more --autotune-seconds")
     tuner.until = seconds
     winner, rate = tuner.decide()
     first = tuner.trials[0]

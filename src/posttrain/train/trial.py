@@ -1,5 +1,6 @@
 """Measure a setting in its own process, so that neither a crash nor leaked memory outlives it."""
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.store.files import make_folder, remove_tree
 from posttrain.train.checkpoint.config import CheckpointConfig
-from posttrain.train.config import TrainConfig
+from posttrain.train.config import EvaluationConfig, TrainConfig
 from posttrain.train.monitor.config import ProfileConfig, SinksConfig
 from posttrain.train.monitor.decisions import MonitorDecision
 from posttrain.train.monitor.metrics import StepValues
@@ -33,6 +34,10 @@ Settings = Mapping[str, Any]
 MEASURED_STEPS = 4
 """Measured steps, after the warm-up."""
 OUT_OF_MEMORY = "out of memory"
+_NO_STEP = "no step was over"
+_TRIAL_SHARE = 0.25  # of the time, at most, for one trial: a search has several
+
+log = logging.getLogger("posttrain")
 
 
 @dataclass(frozen=True)
@@ -150,16 +155,20 @@ class _Measurement:
 
     Args:
         warm: number of steps that do not count.
+        most: number of steps that count.
         floor: tokens a second below which to give up.
     """
 
     warm: int
+    most: int
     floor: float
     steps: Sequence[StepValues] = ()
     outcome: Outcome | None = field(default=None)
 
     def message(self, number: int, message: Sequence[StepValues], memory: Memory) -> bool:
         self.steps = message
+        if len(self.counted) >= self.most:
+            return False
         # The fastest step is compared: a single slow one, on a shared machine, does not end a trial.
         return len(self.counted) < 2 or max(step.tokens_per_second for step in self.counted) >= self.floor
 
@@ -209,7 +218,7 @@ class TrialRunner:
         if config.shuffle:
             rows = np.random.default_rng([seed, 0]).permutation(records.num_rows)
         records = records.take(pa.array(rows[:count]))
-        self._batches = math.ceil(records.num_rows / config.batch_size)
+        self._records, self._batch_size = records.num_rows, 0
         self._function = function or ShortTraining(source, records, task, seed)
 
     def __call__(self, settings: Settings, floor: float, seconds: float) -> Trial:
@@ -222,12 +231,30 @@ class TrialRunner:
         Raises:
             UserError: the config is wrong, whatever the settings.
         """
+        if self._batch_size:
+            return self._run(settings, floor, seconds, MEASURED_STEPS)
+        # Begins with one example a step, which is over soon: steps of a slow or busy machine may take minutes.
+        self._batch_size, most = 1, self._config.batch_size
+        first = self._run(settings, 0.0, seconds, 1)
+        if first.problem or most == 1:
+            return first
+        example = first.tokens / median(first.rates)
+        # Loading once, and as many steps as a trial has, in a share of the time.
+        fitting = (seconds * _TRIAL_SHARE - first.seconds) / ((MEASURED_STEPS + 1) * example)
+        self._batch_size = max(1, min(most, int(fitting)))
+        if self._batch_size < most:
+            log.info("  steps of %d examples are measured: those of %d take too long", self._batch_size, most)
+        trial = self._run(settings, floor, seconds - first.seconds, MEASURED_STEPS)
+        return first if trial.problem.startswith(_NO_STEP) else trial
+
+    def _run(self, settings: Settings, floor: float, seconds: float, steps: int) -> Trial:
+        """Measures so many steps, and warms up before."""
         began = time.monotonic()
         warm = 2 if with_settings(self._config, settings).compile else 1
         remove_tree(self._folder)
         make_folder(self._folder)
-        task = Task(0, (self._short(settings, MEASURED_STEPS + warm), MEASURED_STEPS + warm), self._folder / "training")
-        measurement = _Measurement(warm, floor)
+        task = Task(0, (self._short(settings, steps + warm), steps + warm), self._folder / "training")
+        measurement = _Measurement(warm, steps, floor)
         # A runner of its own, and so a process.
         with WorkerRunner(self._function, LocalLauncher(), 1, math.inf) as runner:
             runner.start(task)
@@ -237,12 +264,15 @@ class TrialRunner:
 
     def _short(self, settings: Settings, steps: int) -> TrainConfig:
         quiet = {
-            "epochs": math.ceil(steps / self._batches),
+            "epochs": math.ceil(steps / math.ceil(self._records / self._batch_size)),
+            "batch_size": self._batch_size,
             "shuffle": False,  # the records are shuffled already, as the training would meet them
             "schedule": ScheduleConfig(name="constant", warmup=0),
             "checkpoint": CheckpointConfig(every_seconds=None),
             "sinks": SinksConfig(),
             "profile": ProfileConfig(),
+            "evaluate": EvaluationConfig(),
+            "max_steps": None,
             # These only make sense over a whole training.
             "phases": [],
             "weight": None,
@@ -260,15 +290,18 @@ class TrialRunner:
             return Trial(settings, seconds=seconds, problem=OUT_OF_MEMORY)
         if log.auto_budget is not None:  # ``auto``
             settings = {**settings, "micro_batch_tokens": log.auto_budget}
-        counted = measurement.counted
+        # Where the time is short, a step of the warm-up says more than nothing.
+        counted = measurement.counted or measurement.steps[-1:]
         if not counted:
-            return Trial(settings, seconds=seconds, problem=f"no step was over after {seconds:.0f} s")
+            return Trial(settings, seconds=seconds, problem=f"{_NO_STEP} after {seconds:.0f} s")
         usual = median(step.seconds for step in counted)
         return Trial(
             settings,
             rates=tuple(step.tokens_per_second for step in counted),
             tokens=max(step.tokens for step in measurement.steps),
-            start=max(0.0, sum(step.seconds - usual for step in measurement.steps[: measurement.warm])),
+            start=max(0.0, sum(step.seconds - usual for step in measurement.steps[: measurement.warm]))
+            * self._batch_size
+            / self._config.batch_size,
             memory_bytes=max(step.memory_bytes for step in measurement.steps),
             data_wait=median(step.data_wait for step in counted),
             seconds=seconds,
