@@ -69,7 +69,7 @@ class TrainingState:
 
     Args:
         weights: weights, gradients and optimiser state.
-        sampler: the units of each step; a self-paced curriculum keeps their losses.
+        sampler: the units of each step; an adaptive curriculum keeps its shares.
         monitor: the detectors' state and all decisions.
         interventions: changes that these decisions make to the following steps.
         loss_scale: 1 unless the precision is float16.
