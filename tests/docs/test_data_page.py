@@ -3,8 +3,12 @@
 import re
 import runpy
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from posttrain.data.steps.registry import STEPS
@@ -14,6 +18,8 @@ from posttrain.store.workspace import Workspace
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+
+PYTHON = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 Quoted = list[tuple[str, list[str]]]
 
@@ -35,7 +41,7 @@ def test_adding_building_at_once_and_python_give_the_same_version(
     page_run: tuple[Path, Quoted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, _ = page_run
-    (block,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    block = next(block for block in PYTHON if "in-python" in block)
     (folder / "call.py").write_text(block, encoding="utf-8")
     monkeypatch.chdir(folder)
     runpy.run_path("call.py")
@@ -49,6 +55,22 @@ def test_report_export_and_training_write_their_files(page_run: tuple[Path, Quot
     assert '<figure class="chart">' in (folder / "support.html").read_text(encoding="utf-8")
     assert len((folder / "train.jsonl").read_text(encoding="utf-8").splitlines()) == 5
     assert (folder / "trained" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 3), (5, 2)])
+def test_ranks_read_each_row_once_when_their_number_changes(tmp_path: Path, before: int, after: int) -> None:
+    (code,) = [block for block in PYTHON if "world_size" in block]
+    names: dict[str, Any] = {}
+    exec(code, names)  # noqa: S102
+    file = str(tmp_path / "train.parquet")
+    pq.write_table(pa.table({"id": range(29)}), file)
+    read: list[int] = []
+    first = [list(islice(names["batches"](file, rank, before), 2)) for rank in range(before)]
+    assert {batches[-1][1] for batches in first} == {16}
+    rest = [list(names["batches"](file, rank, after, done=16)) for rank in range(after)]
+    for rank in first + rest:
+        read += [row["id"] for rows, _ in rank for row in rows]
+    assert sorted(read) == list(range(29))
 
 
 def test_the_feedback_is_in_the_last_version(page_run: tuple[Path, Quoted]) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,11 @@ def test_the_webhook_is_sent_what_the_page_shows(tmp_path: Path) -> None:
         with store.metadata.reading() as connection:
             ((event, detail),) = connection.execute(select(label_events.c.event, label_events.c.detail)).all()
     assert (event, list(detail["batch"])) == (body["event"], list(body["batch"]))
+
+
+def test_the_plan_of_a_team_is_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (code,) = [block for block in blocks("python") if "plan_labels" in block]
+    exec(code, {})  # noqa: S102
+    assert re.fullmatch(r"[\d,]+ labels a day at \d+\.\d\d each, \d+\.\d% of them wrong\n", capsys.readouterr().out)
