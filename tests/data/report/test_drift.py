@@ -189,10 +189,8 @@ def test_the_p_value_is_the_share_of_permutations() -> None:
     rng = np.random.default_rng(6)
     x, y = rng.normal(size=(30, 4)).astype(np.float32), rng.normal(size=(40, 4)).astype(np.float32)
     measure = mean_discrepancy(x, y, permutations=300, seed=3)
-    num_reached = sum(item >= measure.squared for item in measure.permuted)
-    assert measure.p_value == (num_reached + 1) / 301
     assert mean_discrepancy(x, y, permutations=300, seed=3) == measure
-    assert mean_discrepancy(x, y, permutations=300, seed=4).permuted != measure.permuted
+    assert measure.p_value == pytest.approx(mean_discrepancy(x, y, permutations=2000).p_value, abs=0.1)
     shifted = mean_discrepancy(x, y + 2, permutations=300)
     assert shifted.p_value == 1 / 301
     assert shifted.shifted
@@ -244,7 +242,7 @@ def old() -> Profile:
 
 
 def test_labels_shift_where_inputs_do_not(old: Profile) -> None:
-    measure = measure_drift(old, build_profile([records_of(2, [8, 1, 1, 1])]), seed=1)
+    measure = measure_drift(old, build_profile([records_of(2, [8, 1, 1, 1])]))
     assert measure.verdict.startswith("labels shifted (JS 0.")
     assert "inputs did not (MMD p = 0." in measure.verdict
     assert "sources did not (JS 0)" in measure.verdict
@@ -253,16 +251,14 @@ def test_labels_shift_where_inputs_do_not(old: Profile) -> None:
 
 
 def test_inputs_shift_where_labels_do_not(old: Profile) -> None:
-    measure = measure_drift(
-        old, build_profile([records_of(3, [1, 1, 1, 1], " please call me on my mobile")]), permutations=199
-    )
-    assert measure.verdict.startswith("inputs shifted (MMD p = 0.005), numbers shifted (greatest PSI")
+    measure = measure_drift(old, build_profile([records_of(3, [1, 1, 1, 1], " please call me on my mobile")]))
+    assert measure.verdict.startswith("inputs shifted (MMD p = 0.001), numbers shifted (greatest PSI")
     assert "labels did not" in measure.verdict
     assert "please call me" in {item.ngram for item in measure.ngrams["input"].appeared}
 
 
 def test_equal_profiles_show_no_drift(old: Profile) -> None:
-    measure = measure_drift(old, old, permutations=199)
+    measure = measure_drift(old, old)
     assert measure.verdict.startswith("labels did not shift (JS 0)")
     assert {item.index for item in measure.numbers} == {0}
     assert {item.divergence for item in measure.shares} == {0}
@@ -275,14 +271,10 @@ def test_the_two_samples_share_no_record(old: Profile) -> None:
         samples.append(texts)
         return np.random.default_rng(len(samples)).normal(size=(len(texts), 4)).astype(np.float32)
 
-    measure = measure_drift(old, old, embed, compared=100, embedder="noise", permutations=19)
+    measure = measure_drift(old, old, embed, embedder="noise")
     assert measure.inputs is not None
-    assert (measure.inputs.rows, measure.inputs.embedder) == ((100, 100), "noise")
+    assert (sum(measure.inputs.rows), measure.inputs.embedder) == (old.records, "noise")
     assert not set(samples[0]) & set(samples[1])
-    embeddings = np.random.default_rng(0).normal(size=(2, 30, 4)).astype(np.float32)
-    result = measure_drift(old, old, embeddings=(embeddings[0], embeddings[1]), permutations=19)
-    assert result.inputs is not None
-    assert result.inputs.rows == (30, 30)
 
 
 def test_fields_of_only_one_version_are_reported(old: Profile) -> None:

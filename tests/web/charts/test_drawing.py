@@ -49,7 +49,7 @@ def _charts() -> dict[str, Chart | None]:
         "stacked": stacked_bars([("r0", {"train": 30.0, HOSTILE: 4.0})], ["train", HOSTILE], "time"),
         "paired": paired_bars([(HOSTILE, 0.2, 0.4), ("c", 0.0, 0.1)], "shares", "{:.0%}".format),
         "funnel": funnel(200, [(HOSTILE, 50), ("augmented", -20)], "records"),
-        "histogram": histogram([0, 1, 2, 4], [8, 4, 2], HOSTILE, str, mark=(5.0, "here"), part=[2, 0, 1]),
+        "histogram": histogram([0, 1, 2, 4], [8, 4, 2], HOSTILE, str, part=[2, 0, 1]),
         "curve": curve(_STEPS, noise, HOSTILE, _STYLE, marks=[Annotation(50, 1, HOSTILE)]),
         "strips": strips(_STEPS, {HOSTILE: noise + 0.1, "layers.1": noise + 1}, "norm"),
         "heat map": heat_map({(HOSTILE, "b"): 3}, [HOSTILE, "b"], [HOSTILE, "b"], "confusion"),

@@ -95,20 +95,13 @@ def measure_drift(
     embed: Embed | None = None,
     *,
     embedder: str = "",
-    embeddings: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None = None,
-    compared: int = COMPARED,
-    permutations: int = 999,
-    seed: int = 0,
 ) -> Drift:
     """Measures what changed from ``old`` to ``new``.
 
     Args:
-        embed: makes embeddings of the inputs of ``compared`` records of each version, chosen by the hash of their ids
-            so that none is in both; vectors of hashed character n-grams where neither this nor ``embeddings`` is given.
-        embedder: what ``embed`` or ``embeddings`` are called in the report.
-        embeddings: float32 [N, D] and [M, D] that were made before, of samples that have no record in common.
-        permutations: of the test; its p-value cannot be below ``1 / (permutations + 1)``.
-        seed: of the permutations.
+        embed: makes embeddings of the inputs of `COMPARED` records of each version, chosen by the hash of their ids so
+            that none is in both; by default vectors of hashed character n-grams.
+        embedder: what ``embed`` is called in the report.
     """
     numbers, missing_numbers = _common_measures(_numbers(old), _numbers(new), lambda value: not value.count)
     shares, missing_shares = _common_measures(_shares(old), _shares(new), lambda value: not value)
@@ -116,15 +109,13 @@ def measure_drift(
     counted = {part: _ngrams(part, old, new) for part in old.ngrams if part in new.ngrams}
     if word_counts := _word_counts(counted.get("input")):
         divergences.append(divergence(WORDS, *word_counts, independent=False))
-    if embeddings is None:
-        texts = [_disjoint_inputs(value, side, compared) for side, value in enumerate((old, new))]
-        vectors = [(embed or hashed_ngrams)(part) if len(part) > 1 else np.zeros((0, 1), np.float32) for part in texts]
-        embeddings = (vectors[0], vectors[1])
-        embedder = embedder or ("given embedder" if embed else "hashed character n-grams")
+    texts = [_disjoint_inputs(value, side) for side, value in enumerate((old, new))]
     inputs = None
     # The unbiased estimate divides by n - 1.
-    if min(map(len, embeddings)) > 1:
-        inputs = mean_discrepancy(*embeddings, permutations=permutations, seed=seed, embedder=embedder)
+    if min(map(len, texts)) > 1:
+        vectors = [(embed or hashed_ngrams)(part) for part in texts]
+        embedder = embedder or ("given embedder" if embed else "hashed character n-grams")
+        inputs = mean_discrepancy(*vectors, embedder=embedder)
     return Drift(
         records=(old.records, new.records),
         numbers=tuple(population_stability(name, *pair) for name, *pair in numbers),
@@ -172,12 +163,12 @@ def _common_measures(
     return both, single
 
 
-def _disjoint_inputs(profile: Profile, side: int, compared: int) -> list[str]:
+def _disjoint_inputs(profile: Profile, side: int) -> list[str]:
     """Returns inputs of records whose id hashes are even for side 0, and odd for side 1."""
     # So a record of both versions is never on both sides, where equal rows would hide a change from the test.
     parity = id_hashes([row.id for row in profile.sample], _HALVES) & np.uint64(1)
     # The sample is ordered by another hash, so its first rows are a random choice.
-    rows = np.flatnonzero(parity == side)[:compared].tolist()
+    rows = np.flatnonzero(parity == side)[:COMPARED].tolist()
     return [profile.sample[row].input for row in rows]
 
 

@@ -41,7 +41,7 @@ def bars(
         item["itemStyle"] = {"color": own}
     series = _bar_series("", items, colour, **_TRACK)
     if marks:
-        series["markLine"] = mark_lines([(min(value, most), label) for value, label in marks], top="start")
+        series["markLine"] = _mark_lines([(min(value, most), label) for value, label in marks])
     option = _rows_option([name for name, _, _ in rows], [label for _, _, label in rows], most, [series])
     # The labels of the marks stand above the first row.
     top = 22 if marks else 0
@@ -59,8 +59,8 @@ def _tip(name: str, label: str) -> Message:
     return Message("{name}: {label}", name=name, label=label)
 
 
-def mark_lines(marks: Sequence[tuple[float, str]], top: str = "end") -> Option:
-    """Builds dashed lines across the x axis, each with its label at the top: the start of an axis that is inverted."""
+def _mark_lines(marks: Sequence[tuple[float, str]]) -> Option:
+    """Builds dashed lines across the x axis, each with its label at the top: the axis is inverted."""
     # Labels of two lines point away from each other, or they would touch.
     sides = ("right", "left") if len(marks) == 2 else ("center",) * len(marks)
     data = [
@@ -72,7 +72,7 @@ def mark_lines(marks: Sequence[tuple[float, str]], top: str = "end") -> Option:
         "symbol": "none",
         "silent": True,
         "lineStyle": line,
-        "label": {"color": "$soft", "position": top},
+        "label": {"color": "$soft", "position": "start"},
         "data": data,
     }
 

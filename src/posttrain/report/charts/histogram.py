@@ -1,11 +1,12 @@
-"""A histogram of values, optionally with a highlighted subset and a marked value."""
+"""A histogram of values, optionally with a highlighted subset."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 
-from posttrain.report.charts.bars import mark_lines
 from posttrain.report.charts.chart import Chart, Formatter, Option, ticks, value_axis
 from posttrain.store.message import Message
+
+_RECORDS = Message("records")
 
 
 def histogram(
@@ -14,9 +15,7 @@ def histogram(
     name: str,
     show: Formatter,
     *,
-    of: str = Message("records"),
     above: int = 0,
-    mark: tuple[float, str] | None = None,
     part: Sequence[int] = (),
     names: tuple[str, str] = ("all", "part"),
     small: bool = False,
@@ -28,9 +27,7 @@ def histogram(
         counts: [B].
         name: name of the measure.
         show: formats a value.
-        of: the unit of the counts.
         above: how many lie above the last edge.
-        mark: a value and its label, drawn as a line; the axis reaches it.
         part: [B], counts of a subset, drawn in front.
         names: legend entries of the whole and the subset.
         small: for a grid of charts.
@@ -38,13 +35,9 @@ def histogram(
     if not any(counts):
         return None
     first, last = float(edges[0]), float(edges[-1])
-    # The marked value may lie outside of the counts, and must be visible all the same.
-    if mark:
-        room = 0.03 * (last - first)
-        first, last = min(first, mark[0] - room), max(last, mark[0] + room)
     # Counts are integers: half a record is not a level.
     levels = [float(level) for level in ticks(0, max(*counts, 3), 3)]
-    layers = [(counts, names[0], "$old"), (part, names[1], "$blue")] if part else [(counts, of, "$blue")]
+    layers = [(counts, names[0], "$old"), (part, names[1], "$blue")] if part else [(counts, _RECORDS, "$blue")]
     series: list[Option] = []
     for layer, what, colour in layers:
         items: list[Option] = [
@@ -57,12 +50,10 @@ def histogram(
         series.append(
             {"type": "custom", "renderItem": "bin", "name": what, "encode": encode, "itemStyle": style, "data": items}
         )
-    if mark:
-        series[0]["markLine"] = mark_lines([mark])
     marked_values = [value for value in ticks(first, last, 4 if small else 6) if first <= value <= last]
     option: Option = {
         # ECharts reserves too little for labels at values of our own.
-        "grid": {"top": 22 if mark else 8, "bottom": 8},
+        "grid": {"top": 8, "bottom": 8},
         "xAxis": {
             **{"type": "value", "min": first, "max": last, "splitLine": {"show": False}},
             "texts": [(value, show(value)) for value in marked_values],
@@ -77,8 +68,8 @@ def histogram(
     ends = {"low": show(float(edges[0])), "high": show(float(edges[-1]))}
     beyond = Message("{count} above {high}", count=f"{above:,}", **ends) if above else ""
     all = f"{sum(counts) + above:,}"
-    title = Message("{name}: {count} {of} from {low} to {high}", name=name, count=all, of=of, **ends)
-    columns = (Message("from"), Message("to"), *(names if part else (of,)))
+    title = Message("{name}: {count} {of} from {low} to {high}", name=name, count=all, of=_RECORDS, **ends)
+    columns = (Message("from"), Message("to"), *(names if part else (_RECORDS,)))
     counted = [counts, part] if part else [counts]
     table = [
         (show(low), show(high), *(f"{layer[at]:,}" for layer in counted))
