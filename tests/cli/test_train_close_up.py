@@ -66,6 +66,7 @@ def test_each_step_logs_its_measurements(answers: Path, tmp_path: Path, posttrai
     for line in lines:
         assert 0 < line["update_ratio"] < 1
         assert 0 <= line["data_wait"] <= 1
+        assert line["data_rate"] > 0
         assert 0 < line["mfu"] < 1
         assert all(norm > 0 for norm in line["group_norms"].values())
         total = sum(norm**2 for norm in line["group_norms"].values()) ** 0.5

@@ -41,7 +41,7 @@ METHODS = {
     "lora-bfloat16": LORA | {"precision": "bfloat16"},
 }
 TASK = TaskConfig(system="Name the intent.")
-TIMES = ("seconds", "tokens_per_second", "memory_bytes", "data_wait", "mfu", "phases")
+TIMES = ("seconds", "tokens_per_second", "memory_bytes", "data_wait", "data_rate", "mfu", "phases")
 
 
 class Killed(BaseException):

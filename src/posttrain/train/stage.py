@@ -41,7 +41,7 @@ from posttrain.train.training_set import TrainingSet, read_training_set
 log = logging.getLogger("posttrain")
 
 
-_TIMES = ("seconds", "tokens_per_second", "memory_bytes", "data_wait", "mfu", "phases")
+_TIMES = ("seconds", "tokens_per_second", "memory_bytes", "data_wait", "data_rate", "mfu", "phases")
 
 
 @memory_advice()

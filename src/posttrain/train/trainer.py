@@ -232,7 +232,7 @@ class Trainer:
             update_ratio=update_ratio,
             loss_scale=scale if state.loss_scale.enabled else None,
             metrics=result.metrics | {name: value for hook in state.hooks for name, value in hook.metrics.items()},
-            **parts.meter.read(batch.lengths, result.supervised, parts.batches.waited),
+            **parts.meter.read(batch.lengths, result.supervised, parts.batches.waited, batch.rate),
         )
         if self.evaluation and self.evaluation.is_due(step + 1, state.sampler):
             with self.autocast():

@@ -33,7 +33,7 @@ def test_a_shared_prompt_counts_once(fresh: Callable[..., LanguageModel], monkey
     step_meter = meter.StepMeter(fresh(), "bfloat16", classifier=False, weights_frozen=False)
 
     def read_meter(lengths: BatchLengths) -> dict[str, Any]:
-        return step_meter.read(lengths, 8, 0.0)
+        return step_meter.read(lengths, 8, 0.0, 0.0)
 
     shared, separate = read_meter(lengths), read_meter(BatchLengths.from_packed(SEPARATE_UNITS, separate_rows))
     assert shared["tokens"] == separate["tokens"] == 48
@@ -57,7 +57,7 @@ def test_a_step_faster_than_the_peak_raises_it(
     shares = []
     for _ in range(5):
         step_meter.start()
-        shares.append(step_meter.read(BatchLengths([1], 1, 1), 1, 0.0)["mfu"])
+        shares.append(step_meter.read(BatchLengths([1], 1, 1), 1, 0.0, 0.0)["mfu"])
     assert shares == [0.5, 1.0, 1.0, 0.5, 1.0]
     assert raised == [(149.0, torch.bfloat16), (298.0, torch.bfloat16)]
     assert caplog.messages == ["  the peak is 1.49e-10 TFLOP/s, not 1e-10 as measured: a step was faster"]

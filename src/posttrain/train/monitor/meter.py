@@ -68,13 +68,14 @@ class StepMeter:
         """Starts the clock of a step."""
         self._began, self._phases = time.perf_counter(), phase_seconds()
 
-    def read(self, lengths: BatchLengths, supervised: int, waited: float) -> dict[str, Any]:
+    def read(self, lengths: BatchLengths, supervised: int, waited: float, rate: float) -> dict[str, Any]:
         """Reads the measured fields of `StepValues` for the step that started last.
 
         Args:
             lengths: the amount of work.
             supervised: supervised tokens.
             waited: seconds of waiting for data.
+            rate: megabytes a second of the loader.
         """
         seconds, tokens = time.perf_counter() - self._began, sum(lengths.sequences)
         share = None
@@ -93,6 +94,7 @@ class StepMeter:
             "tokens_per_second": tokens / seconds,
             "memory_bytes": self._peak_memory(),
             "data_wait": waited / seconds,
+            "data_rate": rate,
             "mfu": share,
             "phases": phase_seconds_since(self._phases),
         }

@@ -64,6 +64,7 @@ class StepValues(GradientValues):
         update_ratio: norm of the update over norm of the weights.
         loss_scale: factor on the loss (float16 only).
         data_wait: share of ``seconds`` spent waiting for data, 0 to 1.
+        data_rate: megabytes of token ids that a thread of the loader read and packed a second.
         mfu: share of the measured matrix-product peak that the model's own work used, 0 to 1.
         metrics: the objective's other values by name, such as ``rewards/margins``; means over the step.
         phases: seconds by phase (see `phase`); with an accelerator those of its host.
@@ -81,6 +82,7 @@ class StepValues(GradientValues):
     update_ratio: float | None = None
     loss_scale: float | None = None
     data_wait: float = 0.0
+    data_rate: float = 0.0
     mfu: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
