@@ -84,7 +84,7 @@ def test_a_training_ends_in_the_same_bytes_with_evaluation(
     held_out = make_records([("where is it", "refund"), ("my card", "card lost"), ("hi", "x")])
     if "objective" in settings:
         held_out = with_rejected(held_out)
-    score = held_out_score(["exact_match", "perplexity"], TASK, "here")
+    score = held_out_score(["exact_match", "perplexity"], TASK)
     run("without", **settings)
     evaluate = {"data": "held-out.jsonl", "every": 2, "metrics": ["exact_match", "perplexity"]}
     summary = run("with", HeldOut(held_out, score), **settings, evaluate=evaluate)
@@ -200,6 +200,7 @@ def test_records_that_are_also_trained_on_are_counted(
     [
         ({"evaluate": {"patience": 2}}, "there are no held-out records"),
         ({"evaluate": {"data": 1.5}}, "1.5 is not a share"),
+        ({"evaluate": {"data": "150%"}}, "1.5 is not a share"),
         ({"max_steps": 3, "phases": [{"steps": 3}]}, "leave out max_steps"),
     ],
 )
@@ -214,4 +215,21 @@ def test_settings_that_do_not_fit_are_refused(values: dict[str, Any], message: s
 )
 def test_scorers_that_cannot_be_used_are_refused(scorer: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        held_out_score([scorer], TaskConfig(), "train.evaluate.metrics")
+        held_out_score([scorer], TaskConfig())
+
+
+def test_records_that_cannot_be_scored_are_refused_before_the_first_step(run: Run, make_records: Any) -> None:
+    texts = HeldOut(make_records([("hi", "x"), (None, "a plain text")]), held_out_score(["exact_match"], TASK))
+    with pytest.raises(UserError, match="f:2 has no prompt to answer"):
+        run("texts", texts, stop_at=1, evaluate={"data": "texts.jsonl", "metrics": ["exact_match"]})
+
+
+def test_a_forked_training_decides_by_its_new_metric_alone(run: Run, opposed: HeldOut, tmp_path: Path) -> None:
+    scored = HeldOut(opposed.records, held_out_score(["perplexity"], TASK))
+    with pytest.raises(TrainingStopped):
+        run("forked", opposed, **STOPPING, stop_at=2)
+    evaluate = STOPPING["evaluate"] | {"metrics": ["perplexity"]}
+    summary = run("forked", scored, **{**STOPPING, "evaluate": evaluate, "max_steps": 4})
+    measured = [step["evaluation"].get("perplexity/log_likelihood") for step in steps(tmp_path / "forked")]
+    assert measured[:2] == [None, None]
+    assert summary["evaluation"]["steps"] == 3 + int(np.argmax(measured[2:]))

@@ -12,8 +12,6 @@ from posttrain.store.errors import UserError
 from posttrain.train.standalone import METRICS
 
 _PAGE = "report.html"
-MOST_COMPARED = 8
-"""Trainings on a page, at most: as many colours as can be told apart."""
 
 
 def report(
@@ -27,6 +25,7 @@ def report(
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
     """Write a report on the loop, or on trainings, as one HTML page that works offline."""
+    from posttrain.web.loop_view import MOST_COMPARED
     from posttrain.web.page import check_page_file
 
     if not training and (out / METRICS).is_file():

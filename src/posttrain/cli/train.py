@@ -100,14 +100,11 @@ def train(
     first, last = ("no number" if loss is None else f"{loss:.4f}" for loss in map(summary.get, _LOSSES))
     lines = [f"{summary['steps']} steps{skipped}, loss {first} to {last}"]
     if best := dict(summary.get("evaluation", {})):
-        lines.append(f"held out, after {best.pop('steps')} steps: " + ", ".join(map(_named_value, best.items())))
+        steps = best.pop("steps")
+        values = (f"{name} {value:.4g}" for name, value in best.items() if value is not None)
+        lines.append(f"held out, after {steps} steps: {', '.join(values)}")
     lines += [f"model: {out}   steps: {out / METRICS}", f"curves: {shlex.join(['posttrain', 'report', str(out)])}"]
     print_line("\n".join(lines))
-
-
-def _named_value(item: tuple[str, float | None]) -> str:
-    name, value = item
-    return f"{name} no number" if value is None else f"{name} {value:.4g}"
 
 
 @contextmanager
@@ -152,7 +149,8 @@ def _tune(
     before = f"{tuned.before:,.0f}" if tuned.before else "none that could be measured"
     rate = f"{tuned.after:,.0f} tokens/s, before {before}; trials: {len(tuned.trials)}"
     if tuned.settings == tuned.trials[0].settings:
-        rate = f"nothing better than your settings in {len(tuned.trials)} trials: {tuned.after:,.0f} tokens/s"
+        trials = "1 trial" if len(tuned.trials) == 1 else f"{len(tuned.trials)} trials"
+        rate = f"nothing better than your settings in {trials}: {tuned.after:,.0f} tokens/s"
     lines = [
         rate,
         *(f"  --set {change}" for change in as_overrides(tuned)),

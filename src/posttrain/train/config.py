@@ -93,6 +93,13 @@ class EvaluationConfig(Section):
         "of the best. null: all steps are trained, and the last weights are the result.",
     )
 
+    @field_validator("data", mode="before")
+    @classmethod
+    def _percent_is_a_share(cls, data: Any) -> Any:
+        # As in `tune.held_out`.
+        is_percent = isinstance(data, str) and data.endswith("%") and data[:-1].replace(".", "", 1).isdigit()
+        return float(data[:-1]) / 100 if is_percent else data
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if isinstance(self.data, float) and not 0 < self.data < 1:

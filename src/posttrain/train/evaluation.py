@@ -2,11 +2,11 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
@@ -34,8 +34,15 @@ from posttrain.train.training_set import TrainingSet, read_training_set
 
 log = logging.getLogger("posttrain")
 
-Score = Callable[[LanguageModel, pa.Table], Mapping[str, float]]
-"""Returns metrics of a model's answers as ``SCORER/METRIC``; of a scorer's first metric, higher is better."""
+
+class Score(Protocol):
+    """Scores the answers of a model."""
+
+    def check(self, records: pa.Table) -> None:
+        """Raises a UserError if a record cannot be scored."""
+
+    def __call__(self, model: LanguageModel, records: pa.Table) -> Mapping[str, float]:
+        """Returns metrics as ``SCORER/METRIC``; of a scorer's first metric, higher is better."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +154,8 @@ class Evaluation:
         data = read_held_out_set(source, held_out.records, config, task, scratch)
         if left_out := len(data.too_long) + len(data.identical):
             log.warning("  held out, and left out: %d of %d records", left_out, held_out.records.num_rows)
+        if held_out.score:
+            held_out.score.check(data.records.table)
         margins = () if data.records.margins is None else data.records.margins.tolist()
         objective = build_objective(ObjectiveInputs(data.units, config, lm, data.units.targets.tolist(), margins))
         return cls(config.evaluate, objective, config.batch_size, held_out.score, data.records.table)
@@ -222,9 +231,10 @@ class Evaluation:
         for done, step in enumerate(steps, 1):
             if step.evaluation and not self.config.metrics:
                 yield done, step.evaluation["loss"]
-            elif step.evaluation:
-                prefix = f"{self.config.metrics[0]}/"
-                yield done, -next(value for name, value in step.evaluation.items() if name.startswith(prefix))
+            for name, value in step.evaluation.items() if self.config.metrics else ():
+                if name.startswith(f"{self.config.metrics[0]}/"):
+                    yield done, -value
+                    break
 
     def _losses(self, lm: LanguageModel, tokens: int, mesh: Mesh) -> dict[str, float]:
         """Returns the mean loss and the objective's metrics, from sums and counts over all units."""

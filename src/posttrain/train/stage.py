@@ -148,11 +148,9 @@ def train(
         raise
     summary = _summarise(trainer, data, steps)
     _check_trained(lm, len(steps), summary["skipped_steps"], config)
-    if evaluation and (done := evaluation.best(steps) if config.evaluate.patience else len(steps)):
-        summary["evaluation"] = {
-            "steps": done,
-            **{name: finite(value) for name, value in steps[done - 1].evaluation.items()},
-        }
+    if values := steps[trainer.result_steps - 1].evaluation:
+        measured = {name: finite(value) for name, value in values.items()}
+        summary["evaluation"] = {"steps": trainer.result_steps, **measured}
     if gates := _rank_gates(trainer):
         ranks = summary["ranks"] = gate_ranks(gates.by_module(), config.lora)
         lm = cut_adapter(lm, gates.by_module(), config.lora)

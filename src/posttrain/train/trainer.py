@@ -88,6 +88,8 @@ class Trainer:
     keep_end: bool = False
     parts: TrainingParts = field(init=False)
     state: TrainingState = field(init=False)
+    result_steps: int = field(default=0, init=False)
+    """After how many steps the weights were those that the training has ended with."""
 
     def train(self) -> list[StepValues]:
         """Trains, resuming from the newest checkpoint.
@@ -168,17 +170,16 @@ class Trainer:
 
     def _load_best(self) -> None:
         """Loads the weights of the best evaluation, if they are the result."""
-        best = self._best()
-        if best in (None, len(self.state.steps)):
+        best, self.result_steps = self._best(), len(self.state.steps)
+        if best in (None, self.result_steps):
             return
         checkpoint = self.parts.recovery.checkpoints.at(best)
         if checkpoint is None:
-            log.warning(
-                "  the checkpoint of the best evaluation, after %d steps, is missing: the last weights stay", best
-            )
+            log.warning("  there is no checkpoint of the best evaluation, after %d steps: the last weights stay", best)
             return
         log.info("  the result has the weights of the best evaluation, after %d steps", best)
         self.state.load_weights(checkpoint)
+        self.result_steps = best
 
     def _call_back(self) -> bool:
         """Calls the callbacks after a step, and returns whether one of them asks to stop."""

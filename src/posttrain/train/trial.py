@@ -243,7 +243,7 @@ class TrialRunner:
         fitting = (seconds * _TRIAL_SHARE - first.seconds) / ((MEASURED_STEPS + 1) * example)
         self._batch_size = max(1, min(most, int(fitting)))
         if self._batch_size < most:
-            log.info("  steps of %d examples are measured: those of %d take too long", self._batch_size, most)
+            log.info("  measured with a batch_size of %d: steps of %d examples take too long", self._batch_size, most)
         trial = self._run(settings, floor, seconds - first.seconds, MEASURED_STEPS)
         return first if trial.problem.startswith(_NO_STEP) else trial
 
