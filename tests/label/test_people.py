@@ -124,7 +124,7 @@ def test_overlap_asks_others_beside_the_file(
     build: Build, batch: Batch, request_of: AnnotationRequest, tmp_path: Path
 ) -> None:
     people, records = build(overlap=2), batch("one", "two")
-    lonely = "; items want the answers of 2 people, and 1 can answer: posttrain accounts add"
+    lonely = "; on the pages 1 can answer: posttrain accounts add"
     add_accounts(people.queue.metadata, "anna")
     assert waiting(people, records, request_of).endswith(lonely)
     add_accounts(people.queue.metadata, "ben")
@@ -158,7 +158,7 @@ def test_what_is_missing_follows_accounts_and_answers_before_the_loop_looks_agai
     assert now() == before
     assert before.endswith(lonely)
     add_accounts(people.queue.metadata, "ben")
-    assert now() == before.partition("; items want the answers of 2 people, and")[0]
+    assert now() == before.partition("; on the pages")[0]
     # The other way round: an account was closed since.
     assert now(now()) == now()
     for who in ("anna", "ben"):

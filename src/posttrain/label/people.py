@@ -297,7 +297,8 @@ class PeopleAnnotator(Annotator):
         people = self.queue.count_people() + len(answered)
         if wanted <= max(people, 1):
             return files
-        return f"{files}{_WANTED} {wanted} people, and {people} can answer: posttrain accounts add"
+        few = f"{people} can answer: posttrain accounts add"
+        return f"{files}; on the pages {few}" if files else f"{_WANTED} {wanted} people, and {few}"
 
     def _gold_items(self, batch: pa.Table, request: AnnotationRequest) -> list[NewItem]:
         if self.gold_file is None or request.kind not in ("choice", "text"):
