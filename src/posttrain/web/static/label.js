@@ -163,7 +163,7 @@ function showNothing() {
   else if (part("empty").textContent !== before) {
     announce(`${part("empty-title").textContent} ${part("empty-text").textContent}`);
     part("item").focus({ preventScroll: true });
-    askProgress();
+    askProgress(true);
   }
 }
 
@@ -273,10 +273,11 @@ function problem(line, kind = "alert") {
 
 // ---- what else is on the page
 
-/** Asks for the batch's progress, at most once in some seconds. */
-function askProgress() {
-  if (progressTimer) return;
-  const wait = Math.max(0, progressAt + PROGRESS - performance.now());
+/** Asks for the batch's progress, at most once in some seconds; at once where the last answer was given. */
+function askProgress(atOnce = false) {
+  if (progressTimer && !atOnce) return;
+  clearTimeout(progressTimer);
+  const wait = atOnce ? 0 : Math.max(0, progressAt + PROGRESS - performance.now());
   progressTimer = setTimeout(async () => {
     progressTimer = null;
     progressAt = performance.now();
