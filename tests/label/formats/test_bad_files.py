@@ -128,10 +128,28 @@ def test_a_label_outside_the_batchs_set(new_queue: NewQueue, tmp_path: Path) -> 
 def test_a_record_that_the_batch_lacks_undoes_the_answers_before_it(new_queue: NewQueue, tmp_path: Path) -> None:
     queue = new_queue()
     queue.add_batch("batch", "choice", [NewItem("1", {"text": "x"})], labels=["a"])
-    (tmp_path / "f.json").write_text(tasks(task(id=2)))
+    (tmp_path / "f.json").write_text(tasks(task(id=2, data={"text": "y"})))
     with pytest.raises(UserError, match="record 2: no record of the batch `batch` has the id `2`"):
         import_queue(queue, tmp_path / "f.json", ImportOptions(batch="batch"))
     assert queue.items("batch")[0].answers == ()
+
+
+def test_another_tools_ids_are_told_by_their_texts(new_queue: NewQueue, tmp_path: Path) -> None:
+    """A text that two records show tells neither."""
+    queue = new_queue()
+    prompt = [{"role": "user", "content": "a  card"}]
+    contents = [{"text": "x"}, {"prompt": prompt}, {"text": "twice"}, {"text": " twice"}]
+    items = [NewItem(f"{number:020x}", content) for number, content in enumerate(contents)]
+    queue.add_batch("batch", "choice", items, labels=["a"])
+    path = tmp_path / "f.json"
+    path.write_text(tasks(task(id=7, data={"text": "a card"})))
+    for expected in ((2, 0), (0, 2)):
+        result = import_queue(queue, path, ImportOptions(batch="batch"))
+        assert (result.items, result.answers, result.repeated) == (2, *expected)
+    assert [[answer.answer for answer in item.answers] for item in queue.items("batch")] == [["a"], ["a"], [], []]
+    path.write_text(json.dumps([task(id=8, data={"text": "twice"})]))
+    with pytest.raises(UserError, match="has the id `8`, or this text alone"):
+        import_queue(queue, path, ImportOptions(batch="batch"))
 
 
 def test_another_answer_of_the_same_annotator(new_queue: NewQueue, tmp_path: Path) -> None:

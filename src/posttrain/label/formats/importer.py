@@ -14,7 +14,15 @@ from posttrain.label.answer_kinds import KINDS
 from posttrain.label.formats.checks import checked_item
 from posttrain.label.formats.exporter import FORMATS
 from posttrain.label.formats.files import read_json_records
-from posttrain.label.formats.items import ANSWER_COLUMNS, Format, PortableAnswer, PortableItem, Shape, Survey
+from posttrain.label.formats.items import (
+    ANSWER_COLUMNS,
+    Format,
+    PortableAnswer,
+    PortableItem,
+    Shape,
+    Survey,
+    shown_text,
+)
 from posttrain.label.formats.positions import UnitChoice, check_unit, move_positions
 from posttrain.label.queue import Queue
 from posttrain.label.queue_batches import COUNTS, given_answer
@@ -22,8 +30,10 @@ from posttrain.label.queue_review import settle
 from posttrain.label.queue_rows import Batch, GivenAnswer, hash_fraction
 from posttrain.store.database import utc_now
 from posttrain.store.errors import UserError, shorten
+from posttrain.store.hashing import digest
 from posttrain.store.label_tables import label_answers, label_batches, label_items
 from posttrain.store.progress import Advance, progress_bar
+from posttrain.store.text_files import normalise_text
 
 _CHUNK = 1000
 
@@ -222,12 +232,22 @@ def _add_answers(queue: Queue, batch: Batch, items: Iterable[tuple[str, Portable
     """Adds the answers of a file to the items of a batch, and decides the items again."""
     if batch.status != "open":
         raise UserError(f"the batch `{batch.name}` is closed, and its answers are in use", fix="name another batch")
+    texts: dict[str, str | None] = {}
     for chunk in _chunks(items):
-        stored, given = _stored_items(queue, batch, [str(item.record) for _, item in chunk])
-        for where, item in chunk:
+        records = [str(item.record) for _, item in chunk]
+        stored, given = _stored_items(queue, batch, records)
+        if len(stored) < len(set(records)):
+            # Another tool's ids: its file tells the records by their texts.
+            texts = texts or _records_by_text(queue, batch)
+            records = [
+                record if record in stored else texts.get(_text_key(item.content)) or record
+                for record, (_, item) in zip(records, chunk, strict=True)
+            ]
+            stored, given = _stored_items(queue, batch, records)
+        for record, (where, item) in zip(records, chunk, strict=True):
             result.items += 1
-            if (row := stored.get(str(item.record))) is None:
-                what = f"no record of the batch `{batch.name}` has the id `{shorten(str(item.record))}`"
+            if (row := stored.get(record)) is None:
+                what = f"no record of the batch `{batch.name}` has the id `{shorten(record)}`, or this text alone"
                 raise UserError(what, where=where, fix="--batch NEW makes a batch of the file, whose labels train too")
             if batch.kind == "spans":
                 item = move_positions(item, row["content"], where)
@@ -239,6 +259,21 @@ def _add_answers(queue: Queue, batch: Batch, items: Iterable[tuple[str, Portable
                 keys = queue.metadata.insert_rows(label_answers, new)
                 before += [_given_answer(key["id"], answer) for key, answer in zip(keys, new, strict=True)]
                 _decide(queue, batch, row, before)
+
+
+def _records_by_text(queue: Queue, batch: Batch) -> dict[str, str | None]:
+    """Returns the record of each text that a batch's items show; None where several show it."""
+    query = select(label_items.c.record, label_items.c.content).where(label_items.c.batch == batch.name)
+    records: dict[str, str | None] = {}
+    with queue.metadata.transaction() as connection:
+        for record, content in connection.execute(query):
+            key = _text_key(content)
+            records[key] = None if key in records else record
+    return records
+
+
+def _text_key(content: Mapping[str, Any]) -> str:
+    return digest([normalise_text(shown_text(content)), content.get("candidates"), content.get("answer")])
 
 
 def _stored_items(
