@@ -49,7 +49,7 @@ def _contents() -> str:
     trees = [(title, [f"docs/{page}" for page in names]) for title, names in pages.items()]
     results = sorted(Path(path).stem for path in Path(__file__).parents[1].glob("benchmarks/results/*.md"))
     trees += [
-        ("The project", ["ARCHITECTURE", "CONTRIBUTING", "CHANGELOG", "docs/README", "README.zh-CN"]),
+        ("The project", ["ARCHITECTURE", "CONTRIBUTING", "CHANGELOG", "docs/README", "中文 <README.zh-CN>"]),
         ("Measured", ["BENCHMARKS", "examples/banking77/README", *(f"benchmarks/results/{name}" for name in results)]),
     ]
     return "".join(

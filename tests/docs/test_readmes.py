@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 import posttrain
 from posttrain.cli.config import config_keys
@@ -108,7 +109,7 @@ def test_the_site_has_every_document_and_every_key() -> None:
         source = [""]
         site.add_generated(None, page, source)
         pages[page] = source[0]
-    listed = re.findall(r"^(?!:|```)(\S+)$", pages["README"], re.MULTILINE)
+    listed = re.findall(r"^(?:[^:`]\S* <)?([\w./-]+)>?$", pages["README"], re.MULTILINE)
     assert sorted(["README", *listed]) == sorted(name.removesuffix(".md") for name in DOCUMENTS)
     for entry in config_keys(Config):
         assert f"\n| `{entry.key}` | " in pages["docs/configuration"]
@@ -116,3 +117,7 @@ def test_the_site_has_every_document_and_every_key() -> None:
     # `make docs` installs what the constraints pin.
     pinned = {line.partition("==")[0] for line in _read("constraints.txt").splitlines()}
     assert {"furo", "myst-parser", "sphinx"} <= pinned
+    workflow = yaml.safe_load(_read(".github/workflows/docs.yml"))
+    runs = [step["run"] for step in workflow["jobs"]["build"]["steps"] if "run" in step]
+    assert runs == ["make docs"]
+    assert "\ndocs: " in _read("Makefile")
