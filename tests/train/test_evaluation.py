@@ -72,9 +72,9 @@ def weights(folder: Path) -> bytes:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"noise": {"dropout": 0.1}, "precision": "bfloat16"},
-        {"method": "lora", "lora": {"rank": 4, "dropout": 0.1}},
-        {"objective": {"name": "kto"}, "noise": {"neftune": 5.0}},
+        {"noise": {"dropout": 0.1}, "precision": "bfloat16", "max_steps": 4},
+        {"method": "lora", "lora": {"rank": 4, "dropout": 0.1}, "max_steps": 4},
+        {"objective": {"name": "kto"}, "noise": {"neftune": 5.0}, "max_steps": 4},
     ],
     ids=lambda settings: "-".join(settings),
 )

@@ -1,6 +1,6 @@
 """Retention of checkpoints, and their config."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from posttrain.store.errors import UserError
 from posttrain.train.checkpoint.checkpoints import Checkpoints
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.checkpoint.format import Checkpoint
+from posttrain.train.monitor.metrics import StepValues
 
 Make = Callable[..., Checkpoint]
 Same = Callable[[Checkpoint | None, Checkpoint], bool]
@@ -34,6 +35,20 @@ def test_the_newest_are_kept(
         checkpoints.save(step, small)
         assert checkpoints.steps()[-1] == step
     assert checkpoints.steps() == expected
+
+
+def test_the_best_of_each_that_is_kept_is_kept(folder: Path, make: Make) -> None:
+    """Of the steps up to a checkpoint: a rollback to one before a better step finds the best until then."""
+
+    def best(steps: Sequence[StepValues]) -> int | None:
+        return max((done for done in (2, 5) if done <= len(steps)), default=None)
+
+    checkpoints = Checkpoints(folder, CheckpointConfig(background=False, keep_last=2), best)
+    kept = {}
+    for step in range(1, 9):
+        checkpoints.save(step, make(step))
+        kept[step] = checkpoints.steps()
+    assert kept == {1: [1], 2: [1, 2], 3: [2, 3], 4: [2, 3, 4], 5: [2, 4, 5], 6: [5, 6], 7: [5, 6, 7], 8: [5, 7, 8]}
 
 
 def test_a_step_saved_again_is_replaced(two_checkpoints: Checkpoints, make: Make, same: Same) -> None:
