@@ -204,3 +204,23 @@ def test_a_callback_may_change_the_current_folder(data: Path, tmp_path: Path, mo
     assert result.folder == tmp_path / "out"
     assert (tmp_path / "out" / "model.safetensors").exists()
     assert not any((tmp_path / "elsewhere").iterdir())
+
+
+def test_held_out_records_come_from_a_file_or_from_memory(tmp_path: Path) -> None:
+    rows = [{"prompt": f"message {number}", "completion": "yes" if number % 2 else "no"} for number in range(6)]
+    file = tmp_path / "held-out.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows[4:]), encoding="utf-8")
+    settings = {"train": {"max_steps": 2, "batch_size": 2}}
+
+    def run(held_out: Any) -> Any:
+        return posttrain.train("tiny", rows[:4], tmp_path / "out", settings=settings, held_out=held_out)
+
+    result = run(rows[4:])
+    assert result.metrics[-1]["evaluation"].keys() == {"loss"}
+    # The same records from a file: the training is done.
+    assert run(file).summary == result.summary
+    with pytest.raises(UserError, match="the content of the held-out data has changed"):
+        run(rows[5:])
+    with pytest.raises(UserError, match=r"held_out\[1\]"):
+        posttrain.train("tiny", rows[:4], tmp_path / "other", settings=settings, held_out=[rows[4], {"prompt": "hi"}])
+    assert not (tmp_path / "other").exists()
