@@ -1,7 +1,8 @@
 """A report like that of a real run, made of the sections that stages and pages report."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -110,6 +111,11 @@ class _Metadata:
 
     def canaries(self) -> list[Any]:
         return []
+
+    @contextmanager
+    def reading(self) -> Iterator[Any]:
+        """The queue has no batch."""
+        yield SimpleNamespace(execute=lambda query: SimpleNamespace(mappings=list))
 
 
 def sample_round(

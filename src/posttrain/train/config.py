@@ -274,10 +274,7 @@ class TrainConfig(Section):
 
         A key holds the teacher's artifact id, not its path.
         """
-        # Left out where they are not set: trainings that were done before there were such keys stay done.
-        unset = {"evaluate"} if self.evaluate.data is None else set()
-        unset |= {"max_steps"} if self.max_steps is None else set()
-        return self.with_teacher(None).model_dump(mode="json", exclude={"start", *OPERATIONAL_SECTIONS, *unset})
+        return self.with_teacher(None).model_dump(mode="json", exclude={"start", *OPERATIONAL_SECTIONS})
 
     @property
     def token_budget(self) -> int:

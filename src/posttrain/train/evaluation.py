@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -95,16 +96,15 @@ def held_out_rows(records: pa.Table, share: float, seed: int) -> np.ndarray:
     """
     groups, inputs = records["group"].to_pylist(), records["input_id"].to_pylist()
     keys = [input_id if group is None else group for group, input_id in zip(groups, inputs, strict=True)]
-    counts: dict[str, int] = {}
-    for key in keys:
-        counts[key] = counts.get(key, 0) + 1
+    counts = Counter(keys)
     if len(counts) < 2:
         raise UserError("all records have one input or group: none can be held out", where="train.evaluate.data")
     drawn, wanted = set[str](), share * len(keys)
     for key in sorted(counts, key=lambda key: digest([seed, key]))[:-1]:
-        if sum(counts[key] for key in drawn) >= wanted:
+        if wanted <= 0:
             break
         drawn.add(key)
+        wanted -= counts[key]
     return np.array([key in drawn for key in keys])
 
 
