@@ -7,11 +7,12 @@ import pytest
 from sample_report import sample_loop, sample_round
 
 from posttrain.report.charts.bars import bars, format_seconds, funnel, stacked_bars
-from posttrain.report.charts.chart import Chart, ticks
+from posttrain.report.charts.chart import Chart, ticks, value_axis
 from posttrain.report.charts.heat_map import heat_map
+from posttrain.report.charts.histogram import histogram
 from posttrain.report.charts.lineage import LineageNode, lineage
 from posttrain.report.charts.rounds import CurvePoint, learning_curve_chart
-from posttrain.report.formatting import metric_text, points_text
+from posttrain.report.formatting import metric_text, number_text, points_text
 from posttrain.report.section import Page
 from posttrain.web.loop_report import curve_section, decisions_section, learning_curve
 from posttrain.web.page import render_page
@@ -241,3 +242,43 @@ def test_the_random_baseline_is_a_separate_line(items: Items) -> None:
     alone = learning_curve_chart([CurvePoint("round 0", "", 0.2, (0.2,), "baseline")], "accuracy")
     assert alone is not None
     assert "drawn at random" not in str(alone.option) + str(alone.columns)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 7, 12, 25, 99, 1_000, 123_456])
+def test_counts_have_whole_levels_that_are_shown_exactly(most: int) -> None:
+    chart = histogram([0, 1, 2], [most, 0], "n", lambda value: f"{value:g}")
+    assert chart is not None
+    axis = chart.option["yAxis"]
+    levels = [level for level, _ in axis["texts"]]
+    assert [float(text.replace(",", "")) for _, text in axis["texts"]] == levels
+    assert all(level == int(level) for level in levels)
+    assert levels[-1] >= most
+
+
+@pytest.mark.parametrize(
+    ("high", "show", "unit", "scale"),
+    [
+        (12.0, "{:,.0f}".format, "", 1),
+        (0.1, lambda value: f"{100 * value:.0f}%", "%", 100),
+        (0.004, lambda value: f"{100 * value:.0f}%", "%", 100),
+        (0.011, lambda value: metric_text("latency_p50", value), " ms", 1000),
+        (10_010.0, number_text, "", 1),
+        (0.0009, number_text, "", 1),
+        (7.3e9, lambda value: f"{value / 1e9:.0f} GB", " GB", 1e-9),
+    ],
+)
+def test_an_axis_shows_its_levels_exactly_whatever_the_formatter_rounds(
+    high: float, show: Any, unit: str, scale: float
+) -> None:
+    for low, count in ((0.0, 4), (0.0, 3), (0.97 * high, 4)):
+        texts = value_axis(ticks(low, high, count), show)["texts"]
+        for level, text in texts:
+            assert text.endswith(unit)
+            assert float(text.removesuffix(unit).replace(",", "")) == pytest.approx(scale * level, rel=1e-9, abs=1e-12)
+        assert len({text for _, text in texts}) == len(texts)
+
+
+def test_times_keep_their_words() -> None:
+    assert [text for _, text in value_axis([0.0, 50.0, 100.0], format_seconds)["texts"]] == [
+        format_seconds(level) for level in (0.0, 50.0, 100.0)
+    ]

@@ -11,6 +11,7 @@ ECharts documents, ``static/charts.js`` reads these:
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -147,12 +148,29 @@ def value_axis(levels: Sequence[float], show: Formatter, **others: object) -> Op
     # An axis of no height would divide by zero.
     high = high if high > low else low + 1.0
     interval = levels[1] - levels[0] if len(levels) > 1 else high - low
-    texts = [(level, show(level)) for level in levels]
-    for digits in range(5, 16):  # of levels that differ beyond what is shown of a number
-        if len({text for _, text in texts}) == len(texts):
-            break
-        texts = [(level, f"{level:.{digits}g}") for level in levels]
+    texts = list(zip(levels, level_texts(levels, show), strict=True))
     return {"type": "value", "min": low, "max": high, "interval": interval, "texts": texts, **others}
+
+
+def level_texts(levels: Sequence[float], show: Formatter) -> list[str]:
+    """Returns the label of each level, with all its digits where the formatter would round one."""
+    texts = [show(level) for level in levels]
+    parts = [match.groups() for match in map(_LABEL.fullmatch, texts) if match]
+    if len(parts) < len(texts) or len({unit for _, unit in parts}) > 1:
+        return texts  # such as 1 min 30 s
+    numbers, unit = [float(number.translate(_PLAIN)) for number, _ in parts], parts[0][1]
+    largest = max(range(len(levels)), key=lambda at: abs(levels[at]))
+    # The formatter's unit is a power of ten: percent, milliseconds, GB.
+    ratio = numbers[largest] / levels[largest] if levels[largest] else 0.0
+    scale = 10.0 ** round(math.log10(ratio)) if ratio > 0 else 100.0 if unit == "%" else 1.0
+    pairs = zip(numbers, levels, strict=True)
+    if all(math.isclose(number, scale * level, rel_tol=1e-9, abs_tol=1e-12) for number, level in pairs):
+        return texts
+    return [f"{scale * level:,.12g}{unit}" for level in levels]
+
+
+_LABEL = re.compile(r"([+−-]?[\d,.]+(?:e[+-]?\d+)?)(\D*)")
+_PLAIN = {ord(","): None, ord("−"): "-"}
 
 
 def name_axis(names: Iterable[str], **others: object) -> Option:
@@ -167,11 +185,20 @@ def side_labels(labels: Iterable[str]) -> Option:
     return name_axis(labels, position="right", axisLabel=label, axisLine={"show": False})
 
 
-def ticks(low: float, high: float, count: int) -> list[float]:
-    """Returns about ``count`` round numbers from at or below ``low`` to at or above ``high``."""
+def ticks(low: float, high: float, count: int, *, whole: bool = False) -> list[float]:
+    """Returns about ``count`` round numbers from at or below ``low`` to at or above ``high``.
+
+    Args:
+        whole: True for counts: half a record is not a level.
+    """
     step = (high - low) / max(count, 1) or 1.0
+    step = max(step, 1.0) if whole else step
     size = 10 ** math.floor(math.log10(step))
-    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= step * (1 - 1e-9))
+    step = next(
+        size * factor
+        for factor in (1, 2, 2.5, 5, 10)
+        if size * factor >= step * (1 - 1e-9) and not (whole and size * factor % 1)
+    )
     # Without the tolerance, 0.3 / 0.1 = 2.9999999999999996 would start one level too low.
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     # Rounded, or labels would read 0.30000000000000004.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from posttrain.report.charts.chart import Chart, Formatter, Option, ticks, value_axis
+from posttrain.report.charts.chart import Chart, Formatter, Option, level_texts, ticks, value_axis
 from posttrain.store.message import Message
 
 _RECORDS = Message("records")
@@ -35,8 +35,7 @@ def histogram(
     if not any(counts):
         return None
     first, last = float(edges[0]), float(edges[-1])
-    # Counts are integers: half a record is not a level.
-    levels = [float(level) for level in ticks(0, max(*counts, 3), 3)]
+    levels = ticks(0, max(*counts, 3), 3, whole=True)
     layers = [(counts, names[0], "$old"), (part, names[1], "$blue")] if part else [(counts, _RECORDS, "$blue")]
     series: list[Option] = []
     for layer, what, colour in layers:
@@ -56,7 +55,7 @@ def histogram(
         "grid": {"top": 8, "bottom": 8},
         "xAxis": {
             **{"type": "value", "min": first, "max": last, "splitLine": {"show": False}},
-            "texts": [(value, show(value)) for value in marked_values],
+            "texts": list(zip(marked_values, level_texts(marked_values, show), strict=True)),
             "axisLabel": {"customValues": marked_values},
         },
         "yAxis": value_axis(levels, "{:,.0f}".format),
