@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import yaml
 
+from posttrain.store.message import counted
 from posttrain.tune import TrialContext, minimize
-from posttrain.tune.budget import count_trials
 from posttrain.tune.study import read_study_events
 
 Call = Callable[..., Any]
@@ -177,7 +177,7 @@ def test_a_study_of_several_objectives_and_its_front(posttrain: Call, tmp_path: 
     lines = outcome.out.splitlines()
     values = posttrain("tune", "show", out, "--json").json
     front = values["front"]
-    expected = f"front of {count_trials(len(front))}, of which trial {values['best']['number']}: loss 0."
+    expected = f"front of {counted(len(front), 'trial')}, of which trial {values['best']['number']}: loss 0."
     assert lines[0].startswith(expected)
     assert lines[0].endswith("; 4 trials in all")
     assert lines[1] == f"chosen by the rule: loss within 1%; a config of each: {out / 'front'}"

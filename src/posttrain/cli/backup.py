@@ -12,6 +12,7 @@ from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_store,
 from posttrain.store.artifacts import LocalArtifacts
 from posttrain.store.config import StoreConfig
 from posttrain.store.errors import UserError
+from posttrain.store.message import counted
 from posttrain.store.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -44,9 +45,10 @@ def backup(
     if json:
         print_json(asdict(report))
     else:
-        files = "1 file" if report.files == 1 else f"{report.files:,} files"
+        files = counted(report.files, "file")
         print_line(
-            f"backed up {report.artifacts:,} artifacts ({report.size / 1e6:,.1f} MB), {report.rows:,} rows and {files} "
+            f"backed up {counted(report.artifacts, 'artifact')} ({report.size / 1e6:,.1f} MB), "
+            f"{counted(report.rows, 'row')} and {files} "
             f"to {location}; {report.copied:,} were new there ({report.copied_size / 1e6:,.1f} MB)"
         )
         print_line(report.id)
@@ -153,7 +155,8 @@ def _restore(
     else:
         rows = sum(report.rows.values())
         print_line(
-            f"restored {report.artifacts:,} artifacts, {rows:,} rows and {report.files:,} files of "
+            f"restored {counted(report.artifacts, 'artifact')}, {counted(rows, 'row')} and "
+            f"{counted(report.files, 'file')} of "
             f"{backup.created_at:%Y-%m-%d %H:%M:%S} UTC to {root}"
         )
         if report.replaced:

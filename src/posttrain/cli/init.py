@@ -12,6 +12,7 @@ from posttrain.loop.config import Config, create_workspace
 from posttrain.store.config import CONFIG_FILE
 from posttrain.store.errors import UserError
 from posttrain.store.files import make_folder, write_atomically
+from posttrain.store.message import counted
 from posttrain.store.yaml_files import read_yaml
 
 
@@ -87,7 +88,7 @@ def _write(directory: Path, proposal: Proposal) -> None:
             raise UserError("other labels are here already", where=str(labels), fix="move the file away")
         make_folder(directory)
         write_atomically(labels, content)
-        files.append(f"{LABELS_FILE} ({len(proposal.labels):,} labels; add those that are missing)")
+        files.append(f"{LABELS_FILE} ({counted(len(proposal.labels), 'label')}; add those that are missing)")
     create_workspace(directory, proposal.config.encode())
     for line in proposal.lines:
         print_line(line)

@@ -14,6 +14,7 @@ from posttrain.loop.label_reports import label_reports
 from posttrain.loop.open_batch import export_batch, import_batch, missing_answers, waiting_round
 from posttrain.loop.own_batches import OwnLabels, write_own_labels
 from posttrain.store.errors import UserError, suggest
+from posttrain.store.message import Message, counted
 from posttrain.store.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def export(
         ):
             count = export_batch(store, config, file)
             command = f"posttrain label import {shlex.quote(str(file))} {workspace_option(workspace)}".rstrip()
-            print_line(f"wrote {count} records to {file}; fill the label column, then: {command}")
+            print_line(f"wrote {counted(count, 'record')} to {file}; fill the label column, then: {command}")
             return
         queue = _queue(store, config)
         name = batch or _pending_batch(queue, waiting_round(store)) or _newest_batch(queue)
@@ -149,7 +150,9 @@ def close(
             except Conflict as error:
                 raise UserError(str(error).partition(";")[0], fix="wait for the answers, or give --drop") from None
             record_change(store.metadata, "terminal", "close batch", batch, after={"dropped": dropped})
-    print_line(f"the batch {batch} is closed" + (f"; {dropped} items were dropped" if dropped else ""))
+    print_line(
+        f"the batch {batch} is closed" + (Message("; {count} items were dropped", count=dropped) if dropped else "")
+    )
 
 
 def _describe_own(own: OwnLabels, progress: "Progress") -> str:
@@ -166,9 +169,9 @@ def _describe_own(own: OwnLabels, progress: "Progress") -> str:
 
 
 def _print_import(result: "ImportResult") -> None:
-    counts = [f"{result.items} items", f"{result.answers} answers"]
+    counts = [counted(result.items, "item"), counted(result.answers, "answer")]
     counts += [f"{result.gold} gold items"] * bool(result.gold)
-    counts += [f"{result.repeated} answers were there already"] * bool(result.repeated)
+    counts += [Message("{count} answers were there already", count=result.repeated)] * bool(result.repeated)
     where = "the new batch" if result.created else "the batch"
     print_line(f"read {', '.join(counts)} into {where} {result.batch} ({result.format}, {result.kind})")
     if result.left_out:
@@ -259,7 +262,7 @@ def _print_quality(quality: dict[str, Any]) -> None:
     print_table("", ["annotator", "kind", "labels", "seconds", "gold right", "low", "high", "gold items"], rows)
     if outlook["wanted"]:
         end = f"done about {outlook['done_at'][:16].replace('T', ' ')} UTC" if outlook["done_at"] else "no pace yet"
-        print_line(f"{outlook['wanted']} answers are wanted, {outlook['per_day']:.0f} come a day: {end}")
+        print_line(Message("{wanted} answers are wanted, {per_day:.0f} come a day: {end}", **outlook, end=end))
     for alarm in quality["alarms"]:
         print_line(f"alarm: {alarm['sentence']} ({alarm['kind']}, p = {alarm['p_value']:.2g})")
     if not quality["alarms"]:

@@ -13,6 +13,7 @@ from posttrain.cli.output import JsonOption, print_json, print_line
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption
 from posttrain.merge.recipe import Recipe
 from posttrain.store.errors import UserError
+from posttrain.store.message import counted
 
 if TYPE_CHECKING:
     from posttrain.merge.conflicts import ConflictReport
@@ -163,8 +164,8 @@ def merge(
         print_adapter(result.adapter)
     rate = result.bytes / 1e9 / max(result.seconds, 1e-9)
     print_line(
-        f"{result.tensors} tensors, {result.bytes / 1e9:.2f} GB in {result.seconds:.1f} s ({rate:.2f} GB/s), "
-        f"peak memory {result.peak_memory / 2**30:.2f} GiB\n"
+        f"{counted(result.tensors, 'tensor')}, {result.bytes / 1e9:.2f} GB in {result.seconds:.1f} s "
+        f"({rate:.2f} GB/s), peak memory {result.peak_memory / 2**30:.2f} GiB\n"
         f"{'adapter' if result.adapter else 'model'}: {result.folder}"
     )
 

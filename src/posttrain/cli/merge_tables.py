@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.cli.output import print_json, print_line, print_table
+from posttrain.store.message import counted
 
 
 def print_plan(description: dict[str, Any], json: bool) -> None:
@@ -29,7 +30,7 @@ def print_plan(description: dict[str, Any], json: bool) -> None:
         methods[line] = methods.get(line, 0) + 1
     print_table("", ["tensors", "method"], [[count, line] for line, count in methods.items()])
     print_line(
-        f"{len(tensors)} tensors of {len(description['models'])} models: reads "
+        f"{counted(len(tensors), 'tensor')} of {counted(len(description['models']), 'model')}: reads "
         f"{description['bytes_read'] / 1e9:.2f} GB, writes {'at most ' if adapter else ''}"
         f"{description['bytes'] / 1e9:.2f} GB, "
         + (
@@ -54,7 +55,7 @@ def print_adapter(adapter: Mapping[str, Any]) -> None:
     print_table("", ["matrix", "layers", "rank", "energy", "relative error"], rows)
     print_line(
         f"energy {adapter['energy']:.4f}, relative error {adapter['relative_error']:.3g} overall, "
-        f"{adapter['parameters']:,} parameters; {adapter['unchanged']} tensors unchanged, "
+        f"{adapter['parameters']:,} parameters; {counted(adapter['unchanged'], 'tensor')} unchanged, "
         f"{len(adapter['saved_whole'])} saved whole, {len(adapter['dropped'])} dropped"
     )
 

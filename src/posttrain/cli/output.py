@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -70,14 +71,18 @@ def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
     for name, right in zip(columns, numeric, strict=True):
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in rows:
-        table.add_row(
-            *["" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value) for value in row]
-        )
+        table.add_row(*map(_cell_text, row))
     if console.is_terminal:
         console.print(table, markup=False)
     else:
         # A new console, as the width of the other is that of a terminal: a cell in a pipe must stay on its line.
         Console(width=_FILE_WIDTH, emoji=False).print(table, markup=False)
+
+
+def _cell_text(value: Any) -> str:
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M}"
+    return "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def setup_logging(debug: bool) -> None:

@@ -19,6 +19,7 @@ from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_store
 from posttrain.models.sources import locate
 from posttrain.store.config import CONFIG_FILE
 from posttrain.store.errors import UserError
+from posttrain.store.message import counted
 
 _GIB = 2**30
 
@@ -100,13 +101,13 @@ def _print(result: dict[str, Any]) -> None:
         print_table(f"mix of train.phases.{mix['phase']}", [mix["by"], "records", "met", "epochs"], rows)
     batch, work = result["micro_batch"], result["work"]
     choice = "" if batch["auto"] is None else f"; train.micro_batch_tokens=auto takes {batch['auto']}"
-    print_line(f"micro-batch: {batch['tokens']} tokens, {batch['supervised']} of them supervised{choice}")
+    print_line(f"micro-batch: {counted(batch['tokens'], 'token')}, {batch['supervised']} of them supervised{choice}")
     print_line(
         f"a step: {work['tokens']:.0f} tokens, {work['flops'] / 1e12:.3g} TFLOP, {work['seconds']:.3g} s at"
         f" {work['mfu']:.0%} of {work['peak'] / 1e12:.3g} TFLOP/s"
     )
     if work["steps"]:
-        print_line(f"{work['steps']} steps, {work['steps'] * work['seconds'] / 3600:.2f} h")
+        print_line(f"{counted(work['steps'], 'step')}, {work['steps'] * work['seconds'] / 3600:.2f} h")
 
 
 def _count(number: int) -> str:

@@ -7,6 +7,7 @@ import typer
 from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
 from posttrain.inspect.show import show as find
+from posttrain.store.message import counted
 
 
 def show(
@@ -42,7 +43,7 @@ def _artifact(artifact: dict[str, Any]) -> None:
         records = trained["records"]
         rows = [[record["id"], record["source"], record["line"], record["completion"]] for record in records[:_ROWS]]
         print_table(
-            f"trained on {len(records)} records of {trained['dataset']}",
+            f"trained on {counted(len(records), 'record')} of {trained['dataset']}",
             ["record", "file", "line", "answer"],
             rows,
         )

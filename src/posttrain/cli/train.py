@@ -29,6 +29,7 @@ from posttrain.models.chat import TokenizedExample
 from posttrain.models.sources import fetch_once, locate
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import digest
+from posttrain.store.message import counted
 from posttrain.store.workers import join_workers
 from posttrain.train.api import read_held_out
 from posttrain.train.data.compatibility import check_template
@@ -98,11 +99,11 @@ def train(
         summary = train_standalone(out, settings, records, fork=fork, held_out=held_out, extendable=True)
     skipped = f" ({summary['skipped_steps']} skipped)" if summary.get("skipped_steps") else ""
     first, last = ("no number" if loss is None else f"{loss:.4f}" for loss in map(summary.get, _LOSSES))
-    lines = [f"{summary['steps']} steps{skipped}, loss {first} to {last}"]
+    lines = [f"{counted(summary['steps'], 'step')}{skipped}, loss {first} to {last}"]
     if best := dict(summary.get("evaluation", {})):
         steps = best.pop("steps")
         values = (f"{name} {value:.4g}" for name, value in best.items() if value is not None)
-        lines.append(f"held out, after {steps} steps: {', '.join(values)}")
+        lines.append(f"held out, after {counted(steps, 'step')}: {', '.join(values)}")
     lines += [f"model: {out}   steps: {out / METRICS}", f"curves: {shlex.join(['posttrain', 'report', str(out)])}"]
     print_line("\n".join(lines))
 
@@ -149,7 +150,7 @@ def _tune(
     before = f"{tuned.before:,.0f}" if tuned.before else "none that could be measured"
     rate = f"{tuned.after:,.0f} tokens/s, before {before}; trials: {len(tuned.trials)}"
     if tuned.settings == tuned.trials[0].settings:
-        trials = "1 trial" if len(tuned.trials) == 1 else f"{len(tuned.trials)} trials"
+        trials = counted(len(tuned.trials), "trial")
         rate = f"nothing better than your settings in {trials}: {tuned.after:,.0f} tokens/s"
     lines = [
         rate,

@@ -15,6 +15,7 @@ from posttrain.cli.workspace import CURRENT_FOLDER
 from posttrain.loop.config import config_lines
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.extensions import add_module_folder
+from posttrain.store.message import counted
 from posttrain.store.yaml_files import read_yaml
 
 if TYPE_CHECKING:
@@ -72,7 +73,6 @@ def run(
     from posttrain.jobs.runner import check_engine
     from posttrain.train.api import read_files
     from posttrain.train.standalone import SUMMARY
-    from posttrain.tune.budget import count_trials
     from posttrain.tune.lint import check_edges
     from posttrain.tune.progress import describe_best, describe_current
     from posttrain.tune.space import Space
@@ -108,11 +108,11 @@ def run(
         current = f"; {describe_current(result.current, result.best, objectives)}"
     if result.front:
         best = describe_best(result.best, objectives, result.front)
-        print_line(f"{best}; {len(result.trials)} trials in all{current}")
+        print_line(f"{best}; {counted(len(result.trials), 'trial')} in all{current}")
         limits = "" if objectives.meets_limits(result.best) else _NO_LIMITS
         print_line(f"chosen by the rule: {section.choose}{limits}; a config of each: {out / FRONT_FOLDER}")
     else:
-        count = count_trials(len(result.trials))
+        count = counted(len(result.trials), "trial")
         best = describe_best(result.best, objectives)
         print_line(f"{best} of {count}, by held-out {', '.join(section.metrics)}{current}")
     for name, value in result.best.settings.items():
@@ -143,7 +143,6 @@ def show(
 ) -> None:
     """Show a study: its best trials, and the number of trials in each state."""
     from posttrain.store.files import is_locked
-    from posttrain.tune.budget import count_trials
     from posttrain.tune.progress import describe_best
     from posttrain.tune.storage import LOCK, TRIALS_FOLDER, read_name
     from posttrain.tune.study import read_left
@@ -195,8 +194,8 @@ def show(
     headings = ["trial", "state", *objectives.names, "step", spent, *(["continues from"] if parents else []), *names]
     print_table("", headings, rows)
     states = ", ".join(f"{count} {state}" for state, count in counts.most_common())
-    counted = f"{count_trials(len(trials))}: {states}" if trials else "no trials yet"
-    print_line(f"{counted}; {left}" if left else counted)
+    summary = f"{counted(len(trials), 'trial')}: {states}" if trials else "no trials yet"
+    print_line(f"{summary}; {left}" if left else summary)
     if counts["running"] and not is_locked(folder / TRIALS_FOLDER / LOCK):
         print_line("no process works on the study; posttrain tune continues it")
     print_line(describe_best(best, objectives, front))

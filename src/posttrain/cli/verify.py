@@ -10,6 +10,7 @@ from posttrain.cli.output import JsonOption, print_json, print_line
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, store_config
 from posttrain.store.config import StoreConfig
 from posttrain.store.errors import UserError
+from posttrain.store.message import counted
 
 if TYPE_CHECKING:
     from posttrain.inspect.verify import Verification
@@ -51,9 +52,12 @@ def verify(
 def _summary(result: "Verification", quick: bool) -> str:
     checked = result.checked
     if quick:
-        return f"no damage: {checked['artifacts']:,} artifacts by their sizes, {checked['rows']:,} rows"
+        return (
+            f"no damage: {counted(checked['artifacts'], 'artifact')} by their sizes, {counted(checked['rows'], 'row')}"
+        )
     return (
-        f"no damage: {checked['artifacts']:,} artifacts ({checked['bytes'] / 1e6:,.1f} MB), {checked['rows']:,} rows, "
+        f"no damage: {counted(checked['artifacts'], 'artifact')} ({checked['bytes'] / 1e6:,.1f} MB), "
+        f"{counted(checked['rows'], 'row')}, "
         f"{checked['score_chunks']:,} score chunks, {checked['feedback_entries']:,} feedback entries"
     )
 

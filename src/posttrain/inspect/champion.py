@@ -73,7 +73,7 @@ def last_rollback(workspace: Workspace) -> RollbackReport | None:
         target_round=rounds.get(target.model_id),
         # Said already by the round that is missing.
         reason="" if target.reason == "by hand" else target.reason,
-        at=target.created_at.isoformat(),
+        at=target.created_at.isoformat(timespec="seconds"),
     )
 
 

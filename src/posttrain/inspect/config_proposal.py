@@ -19,6 +19,7 @@ from posttrain.inspect.config_check import DataReport, check_data
 from posttrain.loop.config import Config
 from posttrain.store.config import CONFIG_FILE
 from posttrain.store.errors import UserError
+from posttrain.store.message import counted
 from posttrain.store.yaml_files import parse_yaml
 
 LABELS_FILE = "labels.txt"
@@ -222,5 +223,5 @@ def _conclusions(files: DataFiles, columns: Columns, report: DataReport, labels:
             parts.append(f"answers in {answers} are hidden; name it as --labelled to train on them")
         if file.unused:
             parts.append(f"not used: {join_names(file.unused)}")
-        lines.append(f"{file.name}: {file.role}, {file.records:,} records, {', '.join(parts)}")
+        lines.append(f"{file.name}: {file.role}, {counted(file.records, 'record')}, {', '.join(parts)}")
     return lines + [f"note: {note}" for note in report.notes]

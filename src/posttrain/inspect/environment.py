@@ -19,6 +19,7 @@ from posttrain.models.sources import DEMO_MODEL, DEMO_PACKAGE, DEMO_REQUIREMENT,
 from posttrain.store.config import CONFIG_FILE
 from posttrain.store.errors import DamagedArtifactError, UserError, WorkError
 from posttrain.store.installation import install_command, version_text
+from posttrain.store.message import counted
 from posttrain.store.secrets import mask_text
 from posttrain.store.user_cache import cache_folder
 
@@ -199,7 +200,7 @@ def _workspace(root: Path) -> Iterator[Check]:
     try:
         with Workspace.open(root, config.store, write=False) as workspace:
             kind = "PostgreSQL" if config.store.database else "SQLite in .posttrain"
-            yield Check("database", f"{kind}, {len(workspace.metadata.rounds())} rounds")
+            yield Check("database", f"{kind}, {counted(len(workspace.metadata.rounds()), 'round')}")
             artifacts = config.store.artifacts or "the folder .posttrain/artifacts"
             yield Check("artifacts", f"{mask_text(artifacts)}, {len(workspace.artifacts.ids())} artifacts")
     except (UserError, WorkError, DamagedArtifactError) as error:

@@ -18,6 +18,7 @@ from posttrain.loop.state import RoundState
 from posttrain.models.binomial import clopper_pearson
 from posttrain.models.bounded_mean import is_binary
 from posttrain.models.sources import DEMO_MODEL, TINY_MODEL
+from posttrain.store.message import counted
 from posttrain.store.rows import Run
 from posttrain.store.workspace import Workspace
 
@@ -91,7 +92,7 @@ def _summary(state: RoundState, number: int | None, trained: bool) -> str:
     if not trained:
         return "A base model, not trained here."
     where = "outside of a finished round" if number is None else f"in round {number}"
-    return f"Trained {where} of a loop of posttrain, on {state.labels or 0:,} records."
+    return f"Trained {where} of a loop of posttrain, on {counted(state.labels or 0, 'record')}."
 
 
 def _data(workspace: Workspace, runs: list[Run], state: RoundState) -> str:

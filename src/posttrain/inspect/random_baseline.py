@@ -17,6 +17,7 @@ from posttrain.loop.triggers import TriggerConfig
 from posttrain.select.stopping import StopConfig
 from posttrain.select.strategy_comparison import labels_to_target
 from posttrain.store.errors import UserError
+from posttrain.store.message import counted
 from posttrain.store.workspace import Workspace
 
 RANDOM = "random"
@@ -51,7 +52,7 @@ class Comparison:
         chosen, random = (results[-1].labels - initial for results in (self.ours, self.random))
         result = "is better" if self.gain.low > 0 else "is worse" if self.gain.high < 0 else "makes no clear difference"
         first = (
-            f"Choosing {result}: {self.metric} {self.final[0]:.3f} with {chosen} labels chosen, "
+            f"Choosing {result}: {self.metric} {self.final[0]:.3f} with {counted(chosen, 'label')} chosen, "
             f"{self.final[1]:.3f} with {random} drawn at random; gain {self.gain.difference:+.3f} "
             f"({self.level:.0%} interval {self.gain.low:+.3f} to {self.gain.high:+.3f}, {self.gain.n} test records)."
         )

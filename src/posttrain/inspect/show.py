@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -213,7 +214,7 @@ def _plain(value: Any) -> Any:
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
-    return value.isoformat() if hasattr(value, "isoformat") else value
+    return value.isoformat(timespec="seconds") if isinstance(value, datetime) else value
 
 
 def ancestors(metadata: Metadata, id: str) -> list[Relative]:

@@ -132,7 +132,7 @@ def _canary(workspace: Workspace) -> dict[str, Any] | None:
         "id": canary.id,
         "model": canary.model_id,
         "share": canary.share,
-        "since": canary.created_at.isoformat(),
+        "since": canary.created_at.isoformat(timespec="seconds"),
         "line": describe_canary(canary),
         "problems": canary_problems(canary),
     }

@@ -16,6 +16,7 @@ from posttrain.label.queue import Queue
 from posttrain.label.queue_rows import Batch, Item, NewItem, Progress, hash_fraction
 from posttrain.store.errors import UserError, Waiting, shorten
 from posttrain.store.files import disk_errors, write_atomically
+from posttrain.store.message import counted
 
 log = logging.getLogger("posttrain")
 
@@ -92,7 +93,7 @@ class PeopleAnnotator(Annotator):
             named = self.overlap(batch_name) > 1
             text = export_labels(batch, request.suggestions, request.candidates, late, named=named)
             write_atomically(path, text.encode())
-            message = f"fill the label column of {name} ({batch.num_rows} records){_PAGES}, then run again"
+            message = f"fill the label column of {name} ({counted(batch.num_rows, 'record')}){_PAGES}, then run again"
         filled = self.take_files(batch_name, batch, request)
         if not is_new or filled:
             message = f"{filled} of {batch.num_rows} are filled in {name}; fill the rest, then run again"

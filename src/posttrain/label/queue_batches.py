@@ -31,6 +31,7 @@ from posttrain.store.label_tables import (
     label_items,
     label_leases,
 )
+from posttrain.store.message import Message
 from posttrain.store.metadata import Metadata
 
 LABELLERS = ("owner", "reviewer", "annotator")
@@ -135,7 +136,7 @@ class BatchQueries:
                 return
             progress = self.progress(name)
             if progress.undecided and not partial:
-                message = f"{progress.undecided} items of `{name}` are not answered yet"
+                message = Message("{count} items of `{name}` are not answered yet", count=progress.undecided, name=name)
                 raise Conflict(message, fix="answer, resolve or drop them")
             self.metadata.update_rows(
                 label_batches, label_batches.c.name == name, {"status": "done", "finished_at": self.now()}

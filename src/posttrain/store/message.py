@@ -1,7 +1,42 @@
 """Texts for people that pages can show in another language: a template in English, and the values in it."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
+
+_NOUNS = (
+    *("answer", "batch", "class", "core", "decision", "duplicate", "epoch", "item", "label", "line", "model", "pass"),
+    *("record", "round", "step", "text", "token", "training", "trial", "turn"),
+)
+
+
+def counted(count: int, noun: str) -> str:
+    """Returns a count with its noun: ``1 answer``, ``1,200 answers``."""
+    return f"{count:,} {noun if count == 1 else _plural(noun)}"
+
+
+def _plural(noun: str) -> str:
+    return noun + ("es" if noun.endswith(("s", "ch")) else "s")
+
+
+_SINGULAR = {_plural(noun): noun for noun in _NOUNS} | {"people": "person"}
+_VERBS = {"are": "is", "were": "was", "have": "has", "differ": "differs"}
+_COUNTED = re.compile(rf"(\{{(\w+)[^{{}}]*\}} (?:\w+ )?)({'|'.join(_SINGULAR)})\b(?: ({'|'.join(_VERBS)})\b)?")
+
+
+def fit_number(template: str, values: Mapping[str, Any]) -> str:
+    """Puts the nouns of an English template that follow a count of 1 in the singular.
+
+    ``{count} answers were given`` becomes ``{count} answer was given`` where ``count`` is 1.
+    """
+
+    def fit(match: re.Match[str]) -> str:
+        start, name, noun, verb = match.groups()
+        if values.get(name) not in (1, "1"):
+            return match[0]
+        return start + _SINGULAR[noun] + (f" {_VERBS[verb]}" if verb else "")
+
+    return _COUNTED.sub(fit, template)
 
 
 class Message(str):
@@ -20,8 +55,9 @@ class Message(str):
     values: Mapping[str, Any]
 
     def __new__(cls, template: str, **values: Any) -> Self:
-        """Fills the values in."""
-        return cls._make(template.format(**values) if values else template, template, values)
+        """Fills the values in; a noun after a count of 1 is in the singular."""
+        text = fit_number(template, values).format(**values) if values else template
+        return cls._make(text, template, values)
 
     @classmethod
     def joined(cls, separator: str, parts: Iterable[str]) -> Self:

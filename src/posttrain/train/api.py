@@ -20,6 +20,7 @@ from posttrain.models.sources import locate
 from posttrain.store.errors import UserError
 from posttrain.store.hub import HUB_PREFIX
 from posttrain.store.logs import quiet_libraries
+from posttrain.store.message import counted
 from posttrain.store.paths import check_path
 from posttrain.train.callbacks import AnyCallback, CallbackList, TrainingStopped
 from posttrain.train.config import columns_read
@@ -79,7 +80,9 @@ class TrainResult:
     def __repr__(self) -> str:
         first, last = (self.summary.get(name) for name in ("first_loss", "last_loss"))
         losses = "" if first is None or last is None else f", loss {first:.4f} to {last:.4f}"
-        return f"TrainResult('{self.folder}', {self.steps} steps{losses}{'' if self.finished else ', stopped'})"
+        return (
+            f"TrainResult('{self.folder}', {counted(self.steps, 'step')}{losses}{'' if self.finished else ', stopped'})"
+        )
 
 
 def train(

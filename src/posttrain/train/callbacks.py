@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from posttrain.store.errors import UserError, WorkError
+from posttrain.store.message import counted
 from posttrain.train.monitor.metrics import StepValues, first_error_line
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class TrainingStopped(Exception):
     """
 
     def __init__(self, steps: Sequence[StepValues], total: int) -> None:
-        super().__init__(f"stopped by a callback after {len(steps)} of {total} steps")
+        super().__init__(f"stopped by a callback after {len(steps)} of {counted(total, 'step')}")
         self.steps, self.total = list(steps), total
 
 
@@ -107,7 +108,7 @@ class CallbackList:
 
     def on_save(self, steps: int) -> None:
         """Calls them with the number of steps of a checkpoint."""
-        self._call("on_save", f"at the checkpoint after {steps} steps", steps)
+        self._call("on_save", f"at the checkpoint after {counted(steps, 'step')}", steps)
 
     def on_stop(self, model: LanguageModel) -> None:
         """Calls them with the model of a training that was stopped."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 
 from posttrain.store.amounts import COUNTS
 from posttrain.store.errors import UserError
+from posttrain.store.message import counted
 from posttrain.tune.trial import Trial
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]+(?:\s+tokens?)?)")
@@ -73,7 +74,7 @@ class Budget:
         if isinstance(value, cls):
             return value
         if isinstance(value, int) and not isinstance(value, bool):
-            value = f"{value} trials"
+            value = counted(value, "trial")
         parts = [part.strip() for part in str(value).split(",")] if value is not None else []
         budget = cls()
         for part in parts:
@@ -140,17 +141,12 @@ class Budget:
         """Formats what is left, such as ``12 trials, 4m 10s left``."""
         parts = []
         if self.trials is not None:
-            parts.append(count_trials(max(0, self.trials - trials)))
+            parts.append(counted(max(0, self.trials - trials), "trial"))
         if self.seconds is not None:
             parts.append(format_seconds(max(0.0, self.seconds - spent.seconds)))
         if self.tokens is not None:
-            parts.append(f"{max(0, self.tokens - spent.tokens):,} tokens")
+            parts.append(counted(max(0, self.tokens - spent.tokens), "token"))
         return f"{', '.join(parts)} left"
-
-
-def count_trials(count: int) -> str:
-    """Formats a number of trials, such as ``1 trial`` or ``1,200 trials``."""
-    return f"{count:,} trial{'' if count == 1 else 's'}"
 
 
 def format_seconds(seconds: float) -> str:

@@ -4,7 +4,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from posttrain.tune.budget import Budget, Spent, count_trials, format_seconds
+from posttrain.store.message import counted
+from posttrain.tune.budget import Budget, Spent, format_seconds
 from posttrain.tune.objectives import Objectives
 from posttrain.tune.study import Study
 from posttrain.tune.trial import Trial, TrialState
@@ -55,7 +56,7 @@ class ProgressLines:
         to_go = self._budget.seconds_to_go(len(self._study.trials) - running, spent)
         known = to_go is not None and to_go > 0 and self._budget.seconds is None
         estimate = f", about {format_seconds(to_go or 0.0)} to go" if known else ""
-        counts = f"{count_trials(running)} running, {format_seconds(spent.seconds)} so far"
+        counts = f"{counted(running, 'trial')} running, {format_seconds(spent.seconds)} so far"
         log.info("  %s · %s · %s%s", counts, self._best_text, self._left(), estimate)
 
     @property
@@ -97,6 +98,8 @@ def describe_best(best: Trial | None, objectives: Objectives, front: Sequence[Tr
     if best is None or best.latest is None:
         return "no value yet"
     if front:
-        return f"front of {count_trials(len(front))}, of which trial {best.number}: {_values_text(best, objectives)}"
+        return (
+            f"front of {counted(len(front), 'trial')}, of which trial {best.number}: {_values_text(best, objectives)}"
+        )
     at = "" if best.state is TrialState.FINISHED else f" at step {best.step}"
     return f"best {_values_text(best, objectives)}{at} (trial {best.number})"

@@ -27,6 +27,7 @@ from posttrain.data.versions.history import record_histories
 from posttrain.data.versions.version import Version
 from posttrain.store.errors import UserError
 from posttrain.store.files import check_new_file
+from posttrain.store.message import counted
 from posttrain.store.workspace import Workspace
 
 
@@ -74,7 +75,7 @@ def show(
     if added:
         print_line(f"added: {kinds_text(added)}")
     show_rows = print_rejections if rejected else print_records
-    show_rows(f"{len(rows)} of {count} records", rows)
+    show_rows(f"{len(rows)} of {counted(count, 'record')}", rows)
 
 
 def _show_suspects(records: pa.Table, export: Path | None, limit: int, json: bool) -> None:
@@ -92,7 +93,7 @@ def _show_suspects(records: pa.Table, export: Path | None, limit: int, json: boo
         [each.id, one_line(each.input), each.given, each.suggested, each.confidence, f"{each.source}:{each.line}"]
         for each in suspects[:limit]
     ]
-    title = f"{len(rows)} of {len(suspects):,} likely label errors in {records.num_rows:,} records"
+    title = f"{len(rows)} of {len(suspects):,} likely label errors in {counted(records.num_rows, 'record')}"
     print_table(title, ["id", "input", "given", "suggested", "confidence", "where"], rows)
     if export is not None:
         print_line(f"wrote {export}; fill in its column `label`, or import it as it is to decide on the pages:")
@@ -186,7 +187,7 @@ def export(
         else:
             names = [split] if split else [name for name in stored.splits if stored.count(name)]
             count = export_folder({name: stored.records(name) for name in names}, file)
-    print_line(f"wrote {count} records to {file}")
+    print_line(f"wrote {counted(count, 'record')} to {file}")
 
 
 def report(

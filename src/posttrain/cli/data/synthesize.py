@@ -21,6 +21,7 @@ from posttrain.loop.config import read_config
 from posttrain.store.config import CONFIG_FILE
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.files import write_atomically
+from posttrain.store.message import counted
 
 if TYPE_CHECKING:
     from posttrain.data.generation.local_model import LocalModel
@@ -93,7 +94,7 @@ def synthesize(
         print_json({"counts": dict(result.counts), "usage": vars(result.usage)})
         return
     print_table("", ["what", "count"], [[what, count] for what, count in result.counts.items()])
-    print_line(f"wrote {result.records.num_rows} records to {out}")
+    print_line(f"wrote {counted(result.records.num_rows, 'record')} to {out}")
     if result.rejected.num_rows:
         print_line(f"wrote {result.rejected.num_rows} rejected records to {rejected}")
 

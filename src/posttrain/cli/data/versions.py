@@ -18,6 +18,7 @@ from posttrain.data.records.provenance import RECORD_KINDS
 from posttrain.data.versions.history import count_kinds, diff_versions, increment_kinds
 from posttrain.data.versions.named_build import check_tag, find_garbage, remove_garbage
 from posttrain.store.errors import UserError
+from posttrain.store.message import counted
 from posttrain.store.rows import NamedVersion
 from posttrain.store.workspace import Workspace
 
@@ -57,7 +58,7 @@ def log(
         print_line(f"{entry['version']}{tags}  {entry['id']}  {entry['created']}")
         if entry["note"]:
             print_line(f"  {entry['note']}")
-        print_line(f"  {entry['records']:,} records" + _growth_text(entry))
+        print_line(f"  {counted(entry['records'], 'record')}" + _growth_text(entry))
         if entry["added"]:
             print_line(f"  added: {kinds_text(entry['added'])}")
         for source in entry["came"]:

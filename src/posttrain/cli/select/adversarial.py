@@ -11,6 +11,7 @@ from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
 from posttrain.store.errors import UserError
 from posttrain.store.files import check_new_file, write_atomically
+from posttrain.store.message import Message
 
 
 def adversarial(
@@ -67,7 +68,7 @@ def adversarial(
 def _closing(count: int, passes: int, measured: int, suite: str | None, out: Path | None) -> str:
     line = f"{count} kept, {passes:,} prompts read."
     if measured:
-        line += f" {measured} records were left out: models are measured on them."
+        line += Message(" {count} records were left out: models are measured on them.", count=measured)
     if not count:
         line += "" if out is None else f" {out} was not written."
         return line + " Try a lower --similarity, more --swaps, another --method or a larger --budget."

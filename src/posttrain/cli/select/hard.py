@@ -9,6 +9,7 @@ from posttrain.cli.output import JsonOption, one_line, print_json, print_line, p
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
 from posttrain.store.errors import UserError
 from posttrain.store.files import check_new_file
+from posttrain.store.message import counted
 
 if TYPE_CHECKING:
     from posttrain.inspect.hard_records import HardPairs, HardRecords
@@ -82,4 +83,7 @@ def _show_pairs(mined: "HardPairs", file: Path, n: int, json: bool) -> None:
         rows = [[" / ".join(pair), count] for pair, count in list(mined.confusions.items())[:n]]
         print_table("", ["labels that the champion confuses", "test errors"], rows)
     which = "of labels that it confuses" if mined.is_confused else "of any two labels, as it confuses none of theirs"
-    print_line(f"wrote {mined.pairs.num_rows} pairs to {file}, {which}; posttrain train --objective dpo --data {file}")
+    print_line(
+        f"wrote {counted(mined.pairs.num_rows, 'pair')} to {file}, {which}; "
+        f"posttrain train --objective dpo --data {file}"
+    )

@@ -16,6 +16,7 @@ from posttrain.report.charts.bars import bars, paired_bars
 from posttrain.report.charts.chart import Chart
 from posttrain.report.formatting import number_text, percent_text, reason_text, signed_text
 from posttrain.report.section import Block, Fold, Section, Table, Text, blocks
+from posttrain.store.message import counted
 
 _NUMBERS, _CHANGED, _CHANGES = 20, 15, 15
 _NAMES = ("older version", "newer version")
@@ -42,8 +43,8 @@ def drift_section(drift: Drift, since: str) -> Section:
     Args:
         since: name of the older version.
     """
-    before, now = (f"{count:,}" for count in drift.records)
-    caption = f"What changed from {since} ({before} records) to this version ({now} records)."
+    before, now = drift.records
+    caption = f"What changed from {since} ({counted(before, 'record')}) to this version ({counted(now, 'record')})."
     left_out = reason_text(f"Not compared: {'; '.join(drift.incomparable)}.") if drift.incomparable else ""
     parts = (_numbers(drift), _shares(drift), _inputs(drift), _words(drift))
     verdict = Text(f"{drift.verdict}.", "verdict")
@@ -187,7 +188,7 @@ def p_text(p_value: float) -> str:
 
 def _permutation_sentence(discrepancy: MeanDiscrepancy) -> str:
     verdict = "chance hardly explains the difference" if discrepancy.shifted else "chance may explain the difference"
-    rows = f"{discrepancy.rows[0]:,} and {discrepancy.rows[1]:,} records"
+    rows = f"{discrepancy.rows[0]:,} and {counted(discrepancy.rows[1], 'record')}"
     return (
         f"MMD² = {number_text(discrepancy.squared)}, p {p_text(discrepancy.p_value)}: {verdict}. Inputs of"
         f" {rows} were compared by {discrepancy.embedder or 'their embeddings'} (Gretton et al. 2012)."

@@ -15,6 +15,7 @@ from posttrain.report.charts.chart import Chart
 from posttrain.report.charts.histogram import histogram
 from posttrain.report.formatting import number_text, percent_text, reason_text
 from posttrain.report.section import Block, Fold, Grid, Page, Quote, Section, Table, Text, Tile, blocks
+from posttrain.store.message import Message, counted
 
 _BARS, _LABELS, _NGRAMS = 20, 30, 12
 
@@ -139,7 +140,7 @@ def _headline(profile: Profile) -> Iterable[Tile]:
         yield (
             f"{removed:,}",
             "duplicates removed",
-            f"of {sum(item.number for item in profile.clusters.values()):,} clusters",
+            f"of {counted(sum(item.number for item in profile.clusters.values()), 'cluster')}",
         )
     if profile.pii:
         # The kinds overlap in records, so that their sum would count some twice: the greatest is a safe lower bound.
@@ -243,9 +244,12 @@ def _clusters(step: str, clusters: DuplicateClusters) -> list[Block]:
     bins = [(f"of {size:,}", number) for size, number in sizes[: _BARS - 1]]
     if larger := sum(number for _, number in sizes[_BARS - 1 :]):
         bins.append((f"of {sizes[_BARS - 1][0]:,} or more", larger))
-    sentence = f"{clusters.number:,} clusters, from which {clusters.removed:,} records were removed."
+    template = "{number} clusters, from which {removed} records were removed."
+    sentence = Message(template, number=f"{clusters.number:,}", removed=f"{clusters.removed:,}")
     chart = bars(count_rows(bins), "clusters by how many records they held", columns=("records", "clusters"))
-    largest = [Quote(f"{each.size:,} records · cluster of {each.name}", each.texts) for each in clusters.largest]
+    largest = [
+        Quote(f"{counted(each.size, 'record')} · cluster of {each.name}", each.texts) for each in clusters.largest
+    ]
     return blocks(
         Text(reason_text(step), "heading"), Text(sentence, "note"), chart, Fold("The largest clusters", largest)
     )
@@ -253,7 +257,7 @@ def _clusters(step: str, clusters: DuplicateClusters) -> list[Block]:
 
 def _personal_section(profile: Profile) -> Section:
     rows = [
-        (reason_text(kind), float(matches.hits), f"{matches.hits:,} in {matches.records:,} records")
+        (reason_text(kind), float(matches.hits), f"{matches.hits:,} in {counted(matches.records, 'record')}")
         for kind, matches in profile.pii.items()
     ]
     caption = "Matches of each kind of personal data, and the number of records with them."
@@ -296,7 +300,7 @@ def _words_section(profile: Profile) -> Section:
     shown: list[Block] = []
     for part, lists in profile.ngrams.items():
         shown += blocks(Text(part if len(profile.ngrams) > 1 else "", "heading"), Grid(list(_ngrams(lists))))
-    caption = f"The most common runs of words in {whole} {count:,} records."
+    caption = f"The most common runs of words in {whole} {counted(count, 'record')}."
     return Section.of("Words", caption, shown, empty="There are no words.")
 
 

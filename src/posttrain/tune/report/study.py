@@ -9,6 +9,7 @@ from posttrain.report.charts.bars import format_seconds
 from posttrain.report.charts.chart import truncate
 from posttrain.report.formatting import number_text, percent_text
 from posttrain.report.section import Block, Fold, Grid, Page, Pairs, Section, Table, Text, Tile, blocks
+from posttrain.store.message import counted
 from posttrain.tune.events import Event
 from posttrain.tune.goal import Goal
 from posttrain.tune.importance import Importance, measure_importance
@@ -58,7 +59,7 @@ def study_page(
     remarks = "" if events or not trials else "What the trials of a round's search took is not kept. "
     remarks = remarks or "Seconds are those that the study was worked on, as its budget counts them. "
     if unvalued:
-        count = _count(len(unvalued), "trial")
+        count = counted(len(unvalued), "trial")
         remarks += f" Not drawn: {count} without a value ({_states_text(unvalued)})."
     sections = [
         _result_section(goal, best, front, warm_start, _warnings(goal, best)),
@@ -84,7 +85,7 @@ def search_fold(name: str, goal: Goal, trials: Sequence[Trial], detail: float, *
     (part,) = _split(goal, trials, (), detail)
     charts = part.charts
     shown = blocks(Text(summarize(goal, trials, part.importance)), charts.history, charts.curves, charts.importance)
-    return Fold(name, shown, remark=_count(len(trials), "trial"), is_open=is_open)
+    return Fold(name, shown, remark=counted(len(trials), "trial"), is_open=is_open)
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,7 @@ def summarize(goal: Goal, trials: Sequence[Trial], importance: Importance) -> st
     if not trials:
         return "No trial has been started."
     if best is None or best.latest is None:
-        return f"None of {_count(len(trials), 'trial')} has a value: {_states_text(trials)}."
+        return f"None of {counted(len(trials), 'trial')} has a value: {_states_text(trials)}."
     at = "" if best.state is TrialState.FINISHED else f" at step {best.step}"
     gained = f"the best trial has {goal.objective} {number_text(best.latest)}{at}"
     if len(compared.values) > 1:
@@ -237,7 +238,7 @@ def _summarize_front(
     finished = sum(trial.state is TrialState.FINISHED for trial in trials)
     mattered = [f"{part.goal.objective}: {_mattered(part.importance)}" for part in parts]
     chosen = f"the rule {objectives.choose} takes trial {best.number}: {objectives.describe(best.values or ())}"
-    return f"{len(front):,} of {_count(finished, 'finished trial')} are on the front; {chosen}. {'; '.join(mattered)}."
+    return f"{len(front):,} of {counted(finished, 'finished trial')} are on the front; {chosen}. {'; '.join(mattered)}."
 
 
 def _objective_text(objective: Objective) -> str:
@@ -247,9 +248,9 @@ def _objective_text(objective: Objective) -> str:
 
 def _mattered(importance: Importance) -> str:
     compared = importance.compared.values
-    over = f"{importance.count:,} trials{_at_step(importance)}"
+    over = f"{counted(importance.count, 'trial')}{_at_step(importance)}"
     if len(compared) < FEWEST:
-        comparable = f"{_count(len(compared), 'trial')} with comparable values"
+        comparable = f"{counted(len(compared), 'trial')} with comparable values"
         return f"{comparable} cannot show which setting mattered (it takes {FEWEST})"
     if not importance.count:
         return f"All {len(compared):,} trials have the same value, so that no setting mattered"
@@ -272,10 +273,6 @@ def _at_step(importance: Importance) -> str:
     return "" if step is None else f" at step {step:,}"
 
 
-def _count(count: int, name: str) -> str:
-    return f"{count:,} {name}{'' if count == 1 else 's'}"
-
-
 def _states_text(trials: Sequence[Trial]) -> str:
     return ", ".join(f"{count:,} {state}" for state, count in Counter(str(t.state) for t in trials).most_common())
 
@@ -290,13 +287,13 @@ def _headline(
         remark = f"trial {best.number}, by the rule {goal.objectives.choose}"
         tiles += [(number_text(value), name, remark) for name, value in values]
         finished = sum(trial.state is TrialState.FINISHED for trial in trials)
-        tiles.append((f"{len(front):,}", "on the front", f"of {_count(finished, 'finished trial')}"))
+        tiles.append((f"{len(front):,}", "on the front", f"of {counted(finished, 'finished trial')}"))
     elif best is not None and best.latest is not None:
         at = "" if best.state is TrialState.FINISHED else f", {best.state} at step {best.step}"
         tiles.append((number_text(best.latest), f"best {goal.objective}", f"trial {best.number}{at}"))
     if len(compared) > 1 and not front:
         middle = number_text(median(compared.values()))
-        tiles.append((middle, "median", f"of {_count(len(compared), 'trial')}{_at_step(importance)}"))
+        tiles.append((middle, "median", f"of {counted(len(compared), 'trial')}{_at_step(importance)}"))
     tiles.append((f"{len(trials):,}", "trials", _states_text(trials)))
     if work := sum(trial.seconds for trial in trials):
         tiles.append((format_seconds(work), "of work", "all trials together"))
@@ -321,14 +318,14 @@ def _left_out(goal: Goal, trials: Sequence[Trial], importance: Importance) -> li
     lines = []
     values = importance.compared.values
     if missing := [trial for trial in trials if trial.number not in values]:
-        lines.append(f"Left out: {_count(len(missing), 'trial')} without such a value ({_states_text(missing)}).")
+        lines.append(f"Left out: {counted(len(missing), 'trial')} without such a value ({_states_text(missing)}).")
     if 0 < importance.count < len(values):
-        lines.append(f"Computed from {importance.count:,} of {len(values):,} trials, drawn at random.")
+        lines.append(f"Computed from {importance.count:,} of {counted(len(values), 'trial')}, drawn at random.")
     if importance.capped:
         limit = number_text(importance.limit)
-        lines.append(f"fANOVA takes {_count(importance.capped, 'value')} worse than {limit} for {limit}.")
+        lines.append(f"fANOVA takes {counted(importance.capped, 'value')} worse than {limit} for {limit}.")
     for name, count in importance.conditional.items():
-        lines.append(f"fANOVA leaves out {name}, which exists in {count:,} of {importance.count:,} trials.")
+        lines.append(f"fANOVA leaves out {name}, which exists in {count:,} of {counted(importance.count, 'trial')}.")
     others = [name for name in goal.space.to_json()["entries"] if name not in goal.space.parameters]
     if others:
         lines.append(f"Not drawn, and so without a share of their own: {', '.join(others)} (derived or fixed).")
@@ -374,5 +371,5 @@ def _errors(trials: Sequence[Trial]) -> tuple[Table, str]:
     ]
     others = sum(counts.values()) - sum(count for _, count in counts.most_common(_ERRORS))
     rest = len(counts) - len(rows)
-    note = f"trials.jsonl has {_count(rest, 'other error')}, of {_count(others, 'trial')}." if rest else ""
+    note = f"trials.jsonl has {counted(rest, 'other error')}, of {counted(others, 'trial')}." if rest else ""
     return Table(("error", "trials", "first"), rows, name="Errors", style="cards"), note

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from posttrain.store.files import write_atomically
+from posttrain.store.message import counted
 from posttrain.tune.gaussian_process import encode
 from posttrain.tune.goal import Goal
 from posttrain.tune.parameters import Float, Int
@@ -96,7 +97,8 @@ def choose_warm_start(
             if drawn is not None and len(points) < _POINTS:
                 points.setdefault(point_key(drawn), drawn)
     listed = ", ".join(
-        f"{study.name} ({'not comparable' if far is None else f'distance {far:.2g}'}, {len(study.trials)} trials)"
+        f"{study.name} ({'not comparable' if far is None else f'distance {far:.2g}'}, "
+        f"{counted(len(study.trials), 'trial')})"
         for study, far in near
     )
     sentences.insert(0, f"starts from {len(points)} settings of {listed}")
