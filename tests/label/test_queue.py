@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from queues import LABELS, Clock, Open, QueueFixtures, add_accounts, answer_all, gold_items, new_items
 
+from posttrain.label.accounts import Accounts
 from posttrain.label.queue_rows import NewItem
 from posttrain.label.tokens import Conflict, NotFound
 from posttrain.store.errors import UserError
@@ -144,6 +145,34 @@ class QueueContract(QueueFixtures):
                     **{"answer": "card", "how": how, "note": None},
                     "by": [f"a{number}" for number, answer in enumerate(answers) if answer == "card"],
                 }
+
+    def test_a_dispute_about_ones_own_answer_is_for_another_who_may_decide(
+        self, queue: Open, metadata: Metadata
+    ) -> None:
+        accounts = Accounts(metadata)
+        accounts.add("rosa", "reviewer", "terminal")
+        accounts.add("ralf", "reviewer", "terminal")
+        add_accounts(metadata, "anna")
+        q = queue(overlap=2)
+        q.add_batch("b", "text", new_items(4))
+        for who, answers in (("rosa", ["x", "y", "own"]), ("anna", ["x", "z"])):
+            for answer in answers:
+                task = q.next(who)
+                assert task is not None
+                q.answer(task.item, who, answer)
+        agreed, disputed, single, new = (q.item(number) for number in (1, 2, 3, 4))
+        assert [q.may_decide(item, "rosa") for item in (agreed, disputed, single, new)] == [True, False, True, True]
+        assert [q.may_decide(item, "ralf") for item in (agreed, disputed, single, new)] == [True] * 4
+        for change in (lambda: q.resolve(disputed.id, "rosa", "y"), lambda: q.drop(disputed.id, "rosa")):
+            with pytest.raises(Conflict, match="you have answered this item yourself; another reviewer or an owner"):
+                change()
+        assert q.item(disputed.id).status == "review"
+        # Nor when it is decided: a later decision replaces an earlier one.
+        q.resolve(disputed.id, "ralf", "z")
+        assert not q.may_decide(q.item(disputed.id), "rosa")
+        # Where nobody else may decide, the one who can does.
+        accounts.close("ralf", "terminal")
+        assert q.resolve(disputed.id, "rosa", "y").status == "done"
 
     def test_free_texts_that_differ_go_to_review_at_once(self, queue: Open) -> None:
         q = queue(overlap=2)

@@ -25,6 +25,9 @@ from posttrain.store.label_tables import accounts, audit, label_answers, label_b
 ACTOR = "queue"
 """Name of the queue in the audit log."""
 
+DECIDERS = ("owner", "reviewer")
+"""Roles that decide items in review."""
+
 SKIPS = 3
 """An item that so many annotators skip goes to review."""
 
@@ -105,12 +108,13 @@ class ReviewQueries(BatchQueries):
 
         Raises:
             NotFound: there is no such item.
-            Conflict: its batch is closed.
+            Conflict: its batch is closed, or see `may_decide`.
             UserError: the answer does not fit it.
         """
         with self.metadata.transaction() as connection:
             row = self._locked_item(connection, item)
             _require_open(row)
+            self._check_decider(item, by, how)
             checked = KINDS[row["kind"]].check(answer, Question(row["content"], row["labels"]))
             self._decide(connection, item, "done", {"answer": checked, "how": how, "by": [by], "note": note})
             return self.item(item)
@@ -126,12 +130,29 @@ class ReviewQueries(BatchQueries):
 
         Raises:
             NotFound: there is no such item.
-            Conflict: its batch is closed.
+            Conflict: its batch is closed, or see `may_decide`.
         """
         with self.metadata.transaction() as connection:
             _require_open(self._locked_item(connection, item))
+            self._check_decider(item, by, how)
             self._decide(connection, item, "dropped", {"answer": None, "how": how, "by": [by], "note": note})
             return self.item(item)
+
+    def may_decide(self, item: Item, by: str) -> bool:
+        """Returns whether a reviewer may decide an item: not a dispute about their own answer, if another one can."""
+        answers = [given for given in item.answers if given.status in ("answered", "flagged")]
+        who = {given.annotator for given in answers}
+        keys = {KINDS[item.kind].key(given.answer) for given in answers if given.answer is not None}
+        is_dispute = len(who) > 1 and (item.status == "review" or len(keys) > 1)
+        if by not in who or not is_dispute:
+            return True
+        query = select(accounts.c.name).where(accounts.c.role.in_(DECIDERS), accounts.c.closed_at.is_(None))
+        with self.metadata.reading() as connection:
+            return not set(connection.scalars(query)) - who
+
+    def _check_decider(self, item: int, by: str, how: str) -> None:
+        if how == "review" and not self.may_decide(self.item(item), by):
+            raise Conflict("you have answered this item yourself", fix="another reviewer or an owner decides it")
 
     def undrop(self, item: int) -> None:
         """Takes a drop in an open batch back: the answers that are there decide the item again.

@@ -1,6 +1,7 @@
 """Explains in words why each record of a batch was chosen."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -150,6 +151,39 @@ def weak_class_reason(
 def join_reasons(*facts: str | None) -> str:
     """Joins the facts that are there to one line."""
     return "; ".join(fact for fact in facts if fact)
+
+
+_IN_WORDS = {
+    r".+, in the (?:top|bottom) (?P<share>\d+)% of the pool": "the model is unsure: it is less sure of only {share}%",
+    r"entropy above the pool's .+": "the model is unsure",
+    r"stands alone": "unlike the other texts",
+    r"nearest chosen record of (?P<count>1) other": "stands for 1 other text like it",
+    r"nearest chosen record of (?P<count>\d+) others": "stands for {count} other texts like it",
+    r".*may be `.+`, a class with poor results": "may belong to a class that the model often gets wrong",
+    r"between `.+` and `.+`, which the champion confuses": "between two labels that the model confuses",
+    r"near .+ record .+answered (?:wrongly|rightly).*": "like a text that the model gets wrong",
+    r"near .+ record .+": "like a text that is hard for the model",
+    r"drawn at random.*": "drawn at random",
+}
+"""A reason as `batch_reasons` has it, and as people who answer read it: without names of scores, and without what the
+model or a test record says, which would tell what to answer."""
+
+_LARGE_SHARE = 50  # percent: of more than half of the pool the model is less sure, so that this is no reason
+
+
+def reason_in_words(line: str) -> str:
+    """Rewrites a line of `batch_reasons` for people who answer; other texts stay as they are."""
+    # A label, which stands between backticks, may hold a semicolon.
+    facts = re.split(r"; (?=(?:[^`]*`[^`]*`)*[^`]*$)", line)
+    return join_reasons(*dict.fromkeys(map(_fact_in_words, facts)))
+
+
+def _fact_in_words(fact: str) -> str:
+    for pattern, words in _IN_WORDS.items():
+        if match := re.fullmatch(pattern, fact, re.DOTALL):
+            parts = match.groupdict()
+            return "" if int(parts.get("share", 0)) > _LARGE_SHARE else words.format(**parts)
+    return fact
 
 
 def hard_case_reasons(nearest: npt.NDArray[np.int64], cases: Sequence[HardCase]) -> list[str | None]:

@@ -21,6 +21,9 @@ from posttrain.web.server import LOCAL_NAMES, host_name
 
 CSRF_HEADER = "x-csrf-token"
 
+LOOP = "loop"
+"""In place of a least role: all but annotators, whom test records with their answers would tell what to answer."""
+
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
@@ -70,7 +73,9 @@ class Principal:
         return hmac.new(self.secret.encode(), b"csrf", hashlib.sha256).hexdigest()
 
     def may(self, role: str) -> bool:
-        """Returns whether the account has this role or a higher one."""
+        """Returns whether the account has this role or a higher one, or may do what `LOOP` says."""
+        if role == LOOP:
+            return self.role != "annotator"
         return RANKS[self.role] >= RANKS[role]
 
 
@@ -111,13 +116,18 @@ class _LeastRole:
         self.role = role
 
     def __call__(self, principal: Sender) -> None:
+        if self.role == LOOP and not principal.may(LOOP):
+            raise RequestRejected(403, "annotators do not read the loop: it holds answers to what they label")
         if not principal.may(self.role):
             raise RequestRejected(403, f"this needs the role {self.role}, and yours is {principal.role}")
 
 
 def least(role: str) -> dict[str, Any]:
-    """Returns the options of a route that a role and those above it may call; its description says so, too."""
-    return {"dependencies": [Depends(_LeastRole(role))], "openapi_extra": {"x-least-role": role}}
+    """Returns the options of a route that a role and those above it, or those of `LOOP`, may call; its description
+    says so, too.
+    """
+    extra = {"x-least-role": "viewer", "x-not-role": "annotator"} if role == LOOP else {"x-least-role": role}
+    return {"dependencies": [Depends(_LeastRole(role))], "openapi_extra": extra}
 
 
 def check_same_origin(request: Request) -> None:

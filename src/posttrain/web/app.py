@@ -28,7 +28,7 @@ from posttrain.store.errors import (
     shorten,
     to_line,
 )
-from posttrain.web.access import Principal, Site
+from posttrain.web.access import LOOP, Principal, Site
 from posttrain.web.api.labelling import labelling_routes
 from posttrain.web.api.loop import loop_routes
 from posttrain.web.api.people import people_routes
@@ -92,7 +92,9 @@ def labelling_app(site: Site, feedback: FastAPI) -> ASGIApp:
 
     @app.get("/")
     def home(request: Request, principal: Annotated[Principal, page_access("viewer")]) -> Response:
-        waiting = status(site.workspace, site.config)["waiting"] if site.config is not None else None
+        # Annotators have nothing to do with commands and files; the batches say what there is to label.
+        reads_loop = principal.may(LOOP)
+        waiting = status(site.workspace, site.config)["waiting"] if site.config is not None and reads_loop else None
         batches = [site.queue.progress(batch.name) for batch in site.queue.batches("open")]
         people = [account for account in site.accounts.all() if account.role != "model" and account.closed_at is None]
         return app_page(
@@ -100,6 +102,7 @@ def labelling_app(site: Site, feedback: FastAPI) -> ASGIApp:
             principal,
             "home.html",
             waiting=waiting,
+            reads_loop=reads_loop,
             paused=site.accounts.get(principal.name).paused,
             batches=[batch for batch in batches if batch.resolved < batch.items],
             own_answers={batch.batch: site.queue.count_answers(batch.batch, principal.name) for batch in batches},
@@ -181,8 +184,8 @@ _DESCRIPTION = """Labelling and the state of the loop, as the pages use them.
 
 A program sends `Authorization: Bearer TOKEN`; an owner makes tokens on the page of people or by `posttrain accounts
 token`. Feedback needs the token of the variable POSTTRAIN_TOKEN instead. A page sends its cookie, and with every change
-the header `x-csrf-token`. Each operation names its least role in `x-least-role`; higher roles may call it, too. Errors
-are `{"error": "one line"}`, in Chinese where `Accept-Language` asks for it."""
+the header `x-csrf-token`. Each operation names its least role in `x-least-role`; higher roles may call it, too, but for
+the one in `x-not-role`. Errors are `{"error": "one line"}`, in Chinese where `Accept-Language` asks for it."""
 
 _LONGEST_LINE = 500
 

@@ -26,7 +26,7 @@ class SignInNeeded(Exception):
 
 def page_access(role: str) -> Any:
     """Returns what a page's parameter depends on, ``Annotated[Principal, page_access("viewer")]``: the account of the
-    request, which has this role or a higher one.
+    request, which has this role or a higher one, or that of `posttrain.web.access.LOOP`.
 
     Who is not signed in is sent to sign in first; who has a lower role is answered 403.
     """

@@ -25,7 +25,7 @@ from posttrain.store.errors import DamagedArtifactError, UserError, is_user_mist
 from posttrain.train.curves import read_round_training
 from posttrain.train.report import headline as training_headline
 from posttrain.train.report import loss_chart, training_blocks
-from posttrain.web.access import Principal, Site
+from posttrain.web.access import LOOP, Principal, Site
 from posttrain.web.app_page import add_to_navigation, app_page, page_access
 from posttrain.web.lineage import lineage_section
 from posttrain.web.loop_report import (
@@ -49,20 +49,20 @@ _RUNS = 200
 _FORMATS = {"metric_text": metric_text, "metric_name": metric_name, "seconds": format_seconds, "bytes_text": bytes_text}
 """The functions that the tables of these pages format their numbers with."""
 
-Viewer = Annotated[Principal, page_access("viewer")]
+Reader = Annotated[Principal, page_access(LOOP)]
 Start = Annotated[int, Query(ge=0, le=10**9)]
 Text = Annotated[str, Query(max_length=200)]
 
 
 def loop_pages(site: Site) -> APIRouter:
-    """Builds the routes; everyone who can sign in may read them."""
-    add_to_navigation("nav.dashboard", "/dashboard", "viewer")
+    """Builds the routes; everyone but annotators may read them."""
+    add_to_navigation("nav.dashboard", "/dashboard", LOOP)
     router = APIRouter(include_in_schema=False)
     workspace = site.workspace
     monitor = SystemMonitor(workspace.root)
 
     @router.get("/dashboard")
-    def dashboard(request: Request, principal: Viewer) -> Response:
+    def dashboard(request: Request, principal: Reader) -> Response:
         config = _config()
         loop = read_loop(workspace, config)
         # Faults of annotators are for those who may read the quality report; the page does not wait for it.
@@ -90,14 +90,14 @@ def loop_pages(site: Site) -> APIRouter:
         )
 
     @router.get("/rounds")
-    def rounds(request: Request, principal: Viewer) -> Response:
+    def rounds(request: Request, principal: Reader) -> Response:
         loop = read_loop(workspace, _config())
         links = [(f"/rounds/{step.name}", step.title or step.name) for step in _reporting(loop.config)]
         sections = [decisions_section(loop), time_section(loop)]
         return _sections(request, principal, translator_of(request)("tab.rounds"), sections, links=links)
 
     @router.get("/rounds/{stage}")
-    def rounds_of_stage(request: Request, principal: Viewer, stage: str) -> Response:
+    def rounds_of_stage(request: Request, principal: Reader, stage: str) -> Response:
         step = next((step for step in _reporting(_config()) if step.name == stage), None)
         if step is None:
             raise RequestRejected(404, translator_of(request)("error.page"))
@@ -105,7 +105,7 @@ def loop_pages(site: Site) -> APIRouter:
         return _sections(request, principal, step.title or step.name, sections, section_path="/rounds")
 
     @router.get("/runs")
-    def runs(request: Request, principal: Viewer, run: Annotated[list[str] | None, Query()] = None) -> Response:
+    def runs(request: Request, principal: Reader, run: Annotated[list[str] | None, Query()] = None) -> Response:
         trainings = training_runs(workspace)
         chosen = [training for training in trainings if training.run.id in (run or ())]
         if len(run or ()) > MOST_COMPARED:
@@ -131,7 +131,7 @@ def loop_pages(site: Site) -> APIRouter:
 
     @router.get("/records")
     def records(
-        request: Request, principal: Viewer, version: Text = "", split: Text = "", q: Text = "", start: Start = 0
+        request: Request, principal: Reader, version: Text = "", split: Text = "", q: Text = "", start: Start = 0
     ) -> Response:
         versions = workspace.metadata.names()[::-1]
         counts = {row.id: row.meta["counts"] for row in workspace.metadata.artifacts("dataset")}
@@ -165,7 +165,7 @@ def loop_pages(site: Site) -> APIRouter:
         )
 
     @router.get("/records/{id}")
-    def record(request: Request, principal: Viewer, id: str) -> Response:
+    def record(request: Request, principal: Reader, id: str) -> Response:
         result = show(workspace, id)
         if result["type"] != "record":
             raise RequestRejected(404, translator_of(request)("error.page"))
@@ -180,7 +180,7 @@ def loop_pages(site: Site) -> APIRouter:
         )
 
     @router.get("/lineage")
-    def lineage_page(request: Request, principal: Viewer, id: Text = "") -> Response:
+    def lineage_page(request: Request, principal: Reader, id: Text = "") -> Response:
         problem, shown = "", None
         if id:
             try:
@@ -202,7 +202,7 @@ def loop_pages(site: Site) -> APIRouter:
         )
 
     @router.get("/models")
-    def models(request: Request, principal: Viewer) -> Response:
+    def models(request: Request, principal: Reader) -> Response:
         registry = ModelRegistry(workspace)
         candidates = {entry.candidate: entry for entry in workspace.metadata.rounds() if entry.candidate}
         listed: list[dict[str, Any]] = []

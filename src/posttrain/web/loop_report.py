@@ -4,7 +4,7 @@ What a stage did it says itself, in `RoundStep.report` and `RoundStep.sections`.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from posttrain.inspect.champion import MEND
 from posttrain.inspect.random_baseline import Comparison, compare_with_random
 from posttrain.inspect.status import model_seconds, status
 from posttrain.label.queue import Queue
+from posttrain.label.queue_rows import Progress
 from posttrain.loop.canary import describe_canary
 from posttrain.loop.config import Config
 from posttrain.loop.model_registry import ModelRegistry
@@ -47,12 +48,14 @@ class LoopReport:
         record: The recorded rounds.
         state: What `posttrain status --json` prints.
         metric: Name of the main metric.
+        pending: The batches that people answer now, which no finished round counts.
     """
 
     config: Config
     record: LoopRecord
     state: Mapping[str, Any]
     metric: str
+    pending: Sequence[Progress] = ()
 
     @property
     def rounds(self) -> list[RoundRecord]:
@@ -101,7 +104,9 @@ def read_loop(workspace: Workspace, config: Config, detail: float = 1.0) -> Loop
     measured = [_metrics(each) for each in record.done if _metrics(each)]
     of_champion = state["champion"]["metrics"] if state["champion"] else {}
     metric = next(iter(of_champion or (measured[-1] if measured else {})), "accuracy")
-    return LoopReport(config, record, state, metric)
+    queue = Queue(workspace.metadata, config.label.queue)
+    pending = [queue.progress(batch.name) for batch in queue.batches("open") if batch.round is not None]
+    return LoopReport(config, record, state, metric, pending)
 
 
 def report_page(workspace: Workspace, config: Config, detail: float = 1.0) -> Page:
@@ -134,7 +139,7 @@ def write_report(path: Path, workspace: Workspace, config: Config) -> None:
 def task_sentence(config: Config) -> str:
     """Returns the model's task in a sentence."""
     instruction, labels = config.task.system or "Answer the prompt.", config.task.label_set
-    return f"{instruction} {len(labels)} labels are allowed." if labels else instruction
+    return f"{instruction} {Message('{count} labels are allowed.', count=len(labels))}" if labels else instruction
 
 
 def headline(loop: LoopReport) -> list[Tile]:
@@ -153,11 +158,8 @@ def headline(loop: LoopReport) -> list[Tile]:
     done, wanted = sum(record.number > 0 for record in loop.rounds), loop.state["rounds_wanted"]
     tiles.append((str(done) if wanted is None else f"{done} / {wanted}", Message("rounds done"), ""))
     counts = [entry["batch"] for entry in loop.status_rounds if entry["batch"]]
-    # Of the round in progress too, whose batch people answer now.
-    queue = Queue(loop.record.workspace.metadata, loop.config.label.queue)
-    pending = [queue.progress(batch.name) for batch in queue.batches("open") if batch.round is not None]
-    answered = sum(each["answered"] for each in counts) + sum(each.done for each in pending)
-    asked = sum(each["asked"] for each in counts) + sum(each.items for each in pending)
+    answered = sum(each["answered"] for each in counts) + sum(each.done for each in loop.pending)
+    asked = sum(each["asked"] for each in counts) + sum(each.items for each in loop.pending)
     tiles.append((f"{answered:,}", Message("labels answered"), Message("of {count} asked", count=f"{asked:,}")))
     actions = [record.state.action for record in loop.rounds]
     remarks = [Message("and {count} refused", count=actions.count("refuse"))]

@@ -17,7 +17,7 @@ from posttrain.inspect.status import status
 from posttrain.loop.drift import DriftValues
 from posttrain.store.rows import CANARY_STATUSES
 from posttrain.store.workspace import Workspace
-from posttrain.web.access import Site, least
+from posttrain.web.access import LOOP, Site, least
 from posttrain.web.api.bodies import ERRORS
 
 _PREFIX = "posttrain_loop_"
@@ -118,7 +118,7 @@ def metrics_routes(site: Site) -> APIRouter:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(LoopCollector(site))
 
-    @router.get("/metrics", **least("viewer"), response_class=PlainTextResponse, responses=ERRORS)
+    @router.get("/metrics", **least(LOOP), response_class=PlainTextResponse, responses=ERRORS)
     def metrics() -> Response:
         """Returns the state of the loop in the format of Prometheus."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)

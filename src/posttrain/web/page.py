@@ -112,7 +112,13 @@ def template_environment() -> Environment:
         undefined=StrictUndefined,
         finalize=_in_language,
     )
-    environment.filters |= {"sentence": _sentence, "inline": _inline, "decision": _decision, "held": _held}
+    environment.filters |= {
+        "sentence": _sentence,
+        "breakable": _breakable,
+        "inline": _inline,
+        "decision": _decision,
+        "held": _held,
+    }
     return environment
 
 
@@ -122,6 +128,13 @@ def _in_language(context: Context, value: Any) -> Any:
     if isinstance(value, Chart):
         return value.translated(_translator(context).line)
     return _translator(context).line(value) if isinstance(value, Message) else value
+
+
+@pass_context
+def _breakable(context: Context, text: str) -> Markup:
+    """Lets a name break behind its underscores: a browser takes it for one word, and would break it anywhere."""
+    shown = _translator(context).line(text) if isinstance(text, Message) else text
+    return Markup(str(escape(shown)).replace("_", "_<wbr>"))
 
 
 @pass_context

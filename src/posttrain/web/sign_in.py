@@ -85,6 +85,7 @@ def sign_in_routes(site: Site) -> APIRouter:
     router = APIRouter(include_in_schema=False)
     by_account = AttemptLimit(ATTEMPTS_OF_ACCOUNT, ATTEMPT_SECONDS)
     by_address = AttemptLimit(ATTEMPTS_OF_ADDRESS, ATTEMPT_SECONDS)
+    workspace = site.workspace.root.name
     password_checks = CapacityLimiter(_PASSWORD_CHECKS)
 
     @router.get("/sign-in")
@@ -184,13 +185,17 @@ def sign_in_routes(site: Site) -> APIRouter:
     def _form(request: Request, status: int = 200, **values: Any) -> Response:
         content = {"error": "", "minutes": 0, "name": "", "next": "/", "link": None, "token": "", **values}
         has_passwords = site.accounts.has_passwords()
-        return app_page(request, None, "sign_in.html", status, has_passwords=has_passwords, **content)
+        return app_page(
+            request, None, "sign_in.html", status, has_passwords=has_passwords, workspace=workspace, **content
+        )
 
     def _join_form(request: Request, token: str, role: str, status: int = 200, **values: Any) -> Response:
         content = {"error": "", "problem": "", "name": "", **values}
         # After a mistake the address has no token, and to change the language would lose the invitation.
         here = f"/invitation?token={quote(token)}"
-        return app_page(request, None, "invitation.html", status, here=here, token=token, role=role, **content)
+        return app_page(
+            request, None, "invitation.html", status, here=here, token=token, role=role, workspace=workspace, **content
+        )
 
     return router
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from starlette.requests import Request
 
-from posttrain.store.message import Message
+from posttrain.store.message import Message, fit_number
 
 LANGUAGES = {"en": "English", "zh": "中文"}
 LANGUAGE_COOKIE = "posttrain-language"
@@ -42,6 +42,7 @@ class Translator:
 
     def __call__(self, key: str, **values: object) -> str:
         text = TEXTS[self.language][key]
+        text = fit_number(text, values) if self.language == "en" else text
         return text.format(**values) if values else text
 
     def line(self, text: str) -> str:

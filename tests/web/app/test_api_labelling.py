@@ -63,7 +63,7 @@ def test_people_are_answered_in_their_language_and_programs_in_english(server: A
     queue.add_batch("round-1", "choice", [item], labels=["card", "cash"])
     annotator, reviewer = server.program("annotator"), server.browser("reviewer")
     shown = annotator.post("/api/items/next", json={}).json()["task"]
-    assert shown["reason"] == "drawn at random from the whole pool; stands alone"
+    assert shown["reason"] == "drawn at random; unlike the other texts"
     answer, sentence = (
         {"answer": "cards"},
         "Thank you for your work so far. 3 of your last 9 answers to items that were ",
@@ -79,10 +79,10 @@ def test_people_are_answered_in_their_language_and_programs_in_english(server: A
         "标签 `cards` 不在标签集中；是否为 `card`？"
     )
     assert annotator.post("/api/items/next", json={}, headers=chinese).json()["task"]["reason"] == (
-        "从总体中随机抽取；与其他数据都不相近"
+        "随机抽取；与其他文本都不相近"
     )
     (reviewed,) = reviewer.get(f"/api/review?item={shown['item']}", headers=chinese).json()
-    assert reviewed["reason"].startswith("从总体中随机抽取")
+    assert reviewed["reason"].startswith("随机抽取")
     assert reviewer.get("/api/audit", headers=chinese).json()["error"] == ("此操作需要角色“所有者”，您的角色是“复核员”")
     server.site.accounts.pause("annotator", sentence, "(queue)")
     assert annotator.post("/api/items/next", json={}).json()["paused"] == sentence

@@ -8,6 +8,8 @@ import pytest
 from posttrain.label.queue_rows import NewItem
 from posttrain.loop.canary import start_canary
 from posttrain.loop.loop import Loop
+from posttrain.loop.state import RoundState, save_state
+from posttrain.web.access import LOOP
 from posttrain.web.app_page import NAVIGATION
 from posttrain.web.lineage import read_lineage
 from posttrain.web.loop_report import report_page
@@ -16,12 +18,12 @@ from posttrain.web.page import render_page
 ROLES = ("viewer", "annotator", "reviewer", "owner")
 PAGES = {
     "/": "viewer",
-    "/dashboard": "viewer",
-    "/rounds": "viewer",
-    "/runs": "viewer",
-    "/records": "viewer",
-    "/lineage": "viewer",
-    "/models": "viewer",
+    "/dashboard": LOOP,
+    "/rounds": LOOP,
+    "/runs": LOOP,
+    "/records": LOOP,
+    "/lineage": LOOP,
+    "/models": LOOP,
     "/account": "viewer",
     "/guidelines": "viewer",
     "/label": "annotator",
@@ -30,6 +32,12 @@ PAGES = {
     "/people": "reviewer",
     "/people/audit": "owner",
 }
+
+
+def may(role: str, least: str) -> bool:
+    return role != "annotator" if least == LOOP else ROLES.index(role) >= ROLES.index(least)
+
+
 HTML = {"Accept": "text/html"}
 
 
@@ -48,18 +56,42 @@ def test_a_page_is_shown_from_its_least_role_on_and_only_there(server: Any) -> N
         client = server.browser(role)
         for path, least in PAGES.items():
             answer = client.get(path, headers=HTML)
-            allowed = ROLES.index(role) >= ROLES.index(least)
-            assert answer.status_code == (200 if allowed else 403), (role, path, answer.text[-500:])
+            assert answer.status_code == (200 if may(role, least) else 403), (role, path, answer.text[-500:])
             assert answer.headers["cache-control"] == "no-store"
             assert "'unsafe" not in answer.headers["content-security-policy"]
         shown = client.get("/", headers=HTML).text
         for path, least in NAVIGATION.values():
-            assert (f'href="{path}"' in shown) == (ROLES.index(role) >= ROLES.index(least)), (role, path)
+            assert (f'href="{path}"' in shown) == may(role, least), (role, path)
     stranger = server.client()
     for path in PAGES:
         answer = stranger.get(path, headers=HTML)
         assert answer.status_code == 303
         assert answer.headers["location"] == f"/sign-in?next={path}"
+
+
+def test_an_annotator_sees_no_commands_files_and_test_records(server: Any, batch: Any) -> None:
+    site = server.site
+    state = RoundState(waits_for="labels for round 1: fill the label column of labels/round-1.csv")
+    site.workspace.metadata.open_round(0, None)
+    save_state(site.workspace.metadata, 0, state, status="waiting")
+    owner, annotator = (server.browser(role) for role in ("owner", "annotator"))
+    assert "labels/round-1.csv" in owner.get("/", headers=HTML).text
+    shown = annotator.get("/", headers=HTML).text
+    for text in ("posttrain run", "labels/", ".csv", "The loop waits"):
+        assert text not in shown, text
+    assert "round-1" in shown
+    for path in ("/records", "/records/000000000000", "/lineage?id=x", "/rounds/collect", "/metrics"):
+        assert annotator.get(path, headers=HTML).status_code == 403, path
+
+
+def test_the_pages_before_signing_in_name_the_workspace(server: Any) -> None:
+    name = server.site.workspace.root.name
+    stranger = server.client()
+    assert f"<strong>{name}</strong>" in stranger.get("/sign-in", headers=HTML).text
+    secret = server.site.accounts.tokens.invite("annotator", None, "terminal")
+    text = stranger.get(f"/invitation?token={secret}", headers=HTML | {"Accept-Language": "zh"}).text
+    assert name in text
+    assert "工作区" in text
 
 
 def test_only_owners_see_what_only_owners_may_do(server: Any) -> None:

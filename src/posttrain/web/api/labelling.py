@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from posttrain.label.queue_rows import PausedError, Receipt, Task
 from posttrain.label.tokens import NotFound
+from posttrain.select.reasons import reason_in_words
 from posttrain.store.section import MAX_INTEGER
 from posttrain.web.access import Sender, Site, least
 from posttrain.web.api.bodies import ERRORS, Body, ItemId, Language, Note
@@ -207,8 +208,12 @@ def labelling_routes(site: Site) -> APIRouter:
 
 
 def _shown(task: Task, translate: Translator) -> ShownTask:
-    reason = translate.line(task.reason) if task.reason else task.reason
-    return ShownTask(**columns(task, ShownTask) | {"reason": reason})
+    return ShownTask(**columns(task, ShownTask) | {"reason": shown_reason(task.reason, translate)})
+
+
+def shown_reason(reason: str | None, translate: Translator) -> str | None:
+    """Returns why a record was selected, in the words of those who answer."""
+    return translate.line(reason_in_words(reason)) if reason else reason
 
 
 def columns(row: Any, model: type[BaseModel]) -> dict[str, Any]:

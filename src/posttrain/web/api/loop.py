@@ -24,7 +24,7 @@ from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.state import RoundState
 from posttrain.store.errors import LockedError, UserError, WorkError, is_user_mistake
 from posttrain.store.secrets import mask_text
-from posttrain.web.access import Sender, Site, find_principal, least
+from posttrain.web.access import LOOP, Sender, Site, find_principal, least
 from posttrain.web.api.bodies import ERRORS, TOO_MANY, Body, Note, plain
 from posttrain.web.request_bodies import RequestRejected
 
@@ -102,14 +102,14 @@ def loop_routes(site: Site) -> APIRouter:
     router = APIRouter(responses=ERRORS, tags=["loop"])
     feed = EventFeed(site)
 
-    @router.get("/status", **least("viewer"))
+    @router.get("/status", **least(LOOP))
     def state() -> State:
         """Returns where the loop stands and what it waits for."""
         if site.config is None:
             raise NotFound("this folder has no posttrain.yaml, and so no loop")
         return State(**plain(status(site.workspace, site.config)))
 
-    @router.get("/models", **least("viewer"))
+    @router.get("/models", **least(LOOP))
     def models() -> list[Model]:
         """Lists all models with their round, decision and metrics."""
         metadata = site.workspace.metadata
@@ -132,7 +132,7 @@ def loop_routes(site: Site) -> APIRouter:
             )
         return listed
 
-    @router.get("/deployments", **least("viewer"))
+    @router.get("/deployments", **least(LOOP))
     def deployments() -> list[DeploymentEntry]:
         """Lists the models that were in service, oldest first, with the reason of each change."""
         rows = site.workspace.metadata.deployments()
@@ -166,12 +166,16 @@ def loop_routes(site: Site) -> APIRouter:
             _record(sender, "roll back", result.source, result.target)
         return RollbackResult(**vars(result))
 
-    @router.get("/events", **least("viewer"), response_class=StreamingResponse, responses=_STREAM | TOO_MANY)
+    @router.get("/events", **least(LOOP), response_class=StreamingResponse, responses=_STREAM | TOO_MANY)
     async def events(request: Request, sender: Sender) -> StreamingResponse:
         """Streams events: `status`, `training` (rows of the training curves) and `log` (lines), as they are written."""
         last = request.headers.get("last-event-id", "")
         number = int(last) if last.isascii() and last.isdigit() and len(last) < 18 else 0
-        return _Events(feed.subscribe(sender.name, number, lambda: find_principal(request, site) is not None))
+        return _Events(feed.subscribe(sender.name, number, lambda: _reads(request)))
+
+    def _reads(request: Request) -> bool:
+        principal = find_principal(request, site)
+        return principal is not None and principal.may(LOOP)
 
     def _registry() -> ModelRegistry:
         if site.config is None:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from posttrain.label.answer_kinds import KINDS
 from posttrain.label.answers import encode_votes
 from posttrain.label.audit import record_change
+from posttrain.label.people import FROM_FILE
 from posttrain.label.quality.consensus import dawid_skene, gold_labels
 from posttrain.label.queue_rows import Item
 from posttrain.label.tokens import NotFound
@@ -21,7 +22,7 @@ from posttrain.store.errors import UserError
 from posttrain.store.section import MAX_INTEGER
 from posttrain.web.access import Sender, Site, least
 from posttrain.web.api.bodies import ERRORS, Body, ItemId, Language, Note
-from posttrain.web.api.labelling import BatchName, columns
+from posttrain.web.api.labelling import BatchName, columns, shown_reason
 from posttrain.web.guideline_text import render_markdown
 
 _FIT_SECONDS = 10.0  # between fits of one batch, as each reviewer's page asks for them
@@ -64,6 +65,7 @@ class ReviewItem(BaseModel):
     cause: str | None = Field(description="Why it is in review: flagged, skipped or disagreement.")
     resolution: dict[str, Any] | None
     answers: list[GivenAnswer]
+    decidable: bool = Field(True, description="False for a dispute about the sender's own answer; others decide it.")
     posterior: list[Probability] = Field(
         default=[],
         description="The likeliest answers by the model of Dawid and Skene; empty for free texts and below 30 items.",
@@ -118,6 +120,7 @@ def review_routes(site: Site) -> APIRouter:
 
     @router.get("/review", **least("reviewer"))
     def review(
+        sender: Sender,
         translate: Language,
         batch: BatchName | None = None,
         item: Annotated[
@@ -127,14 +130,20 @@ def review_routes(site: Site) -> APIRouter:
     ) -> list[ReviewItem]:
         """Lists the items in review, each with its answers side by side and how probable each answer is."""
         items = queue.review_list(batch)[:count] if item is None else [queue.item(item)]
-        shown = [_review_item(each, posteriors.get(each)) for each in items]
+        shown = [_review_item(each, posteriors.get(each), queue.may_decide(each, sender.name)) for each in items]
         for each in shown:
-            each.reason = each.reason and translate.line(each.reason)
+            each.reason = shown_reason(each.reason, translate)
+            for given in each.answers:
+                # The only note that the program writes.
+                given.note = translate.line(given.note) if given.note == FROM_FILE else given.note
         return shown
 
     @router.post("/items/{id}/resolve", **least("reviewer"))
     def resolve(id: ItemId, body: Resolution, sender: Sender) -> ReviewItem:
-        """Decides an item for good, whatever was answered; a later decision replaces an earlier one."""
+        """Decides an item for good, whatever was answered; a later decision replaces an earlier one.
+
+        A dispute about the sender's own answer is for another reviewer or an owner, if there is one: 409.
+        """
         with metadata.transaction():
             before = queue.item(id).resolution
             item = queue.resolve(id, sender.name, body.answer, body.note)
@@ -230,6 +239,7 @@ class _Posteriors:
         }
 
 
-def _review_item(item: Item, posterior: Sequence[Probability] = ()) -> ReviewItem:
-    values = columns(item, ReviewItem) | {"cause": item.cause, "posterior": list(posterior)}
+def _review_item(item: Item, posterior: Sequence[Probability] = (), decidable: bool = True) -> ReviewItem:
+    values = columns(item, ReviewItem)
+    values |= {"cause": item.cause, "posterior": list(posterior), "decidable": decidable}
     return ReviewItem(**values | {"answers": [GivenAnswer(**columns(answer, GivenAnswer)) for answer in item.answers]})

@@ -4,7 +4,7 @@
 // may have `focus()` (true: it took the focus) and `search()`. `options.immediate` says that one key or
 // click is an answer, and `options.submit` sends it.
 
-import { announce, h, hue, keyCap, pieces, spanText, takesText, text } from "./label_parts.js";
+import { announce, breakable, h, hue, keyCap, pieces, spanText, takesText, text } from "./label_parts.js";
 
 const KEYS = 9;
 
@@ -62,10 +62,10 @@ function labelEditor(task, options, several) {
       const mark = several ? h("span", { class: "box", "aria-hidden": "true" }, isChosen ? "✓" : "") : null;
       if (isSearched) {
         return h("li", { role: "option", id: `label-${index}`, "aria-selected": String(isChosen), dir: "auto",
-          class: `${index === active ? "active" : ""} ${suggested ? "is-suggested" : ""}`, click: () => { active = index; take(label); } }, cap, mark, h("span", {}, label));
+          class: `${index === active ? "active" : ""} ${suggested ? "is-suggested" : ""}`, click: () => { active = index; take(label); } }, cap, mark, h("span", {}, breakable(label)));
       }
       return h("li", {}, h("button", { type: "button", class: `option ${suggested ? "is-suggested" : ""}`, "aria-pressed": several || !options.immediate ? String(isChosen) : null,
-        "aria-keyshortcuts": String(index + 1), dir: "auto", click: () => take(label) }, cap, mark, h("span", {}, label)));
+        "aria-keyshortcuts": String(index + 1), dir: "auto", click: () => take(label) }, cap, mark, h("span", {}, breakable(label))));
     }));
     if (!isSearched) return;
     if (!shown.length) list.append(h("li", { class: "soft", role: "option", "aria-selected": "false", "aria-disabled": "true" }, text("no_label")));
@@ -210,7 +210,7 @@ function spansEditor(task, options) {
         ended ? h("span", { class: "tag" }, ended) : null);
     }));
     list.replaceChildren(...spans.map((span) => h("li", {},
-      h("span", { class: `chip ${hue(labels, span.label)}` }, span.label), " ", h("span", { dir: "auto" }, words(span)), " ",
+      h("span", { class: `chip ${hue(labels, span.label)}` }, breakable(span.label)), " ", h("span", { dir: "auto" }, words(span)), " ",
       h("button", { type: "button", class: "quiet", "aria-label": text("remove", { label: `${words(span)}: ${span.label}` }), click: () => remove(span) }, "✕"))));
   }
 
@@ -221,7 +221,7 @@ function spansEditor(task, options) {
   const buttons = h("ul", { class: "options inline", "aria-label": text("labels") }, labels.slice(0, KEYS).map((label, index) => h("li", {},
     h("button", { type: "button", class: `option ${hue(labels, label)}`, "aria-keyshortcuts": String(index + 1), dir: "auto",
       // The press must not take the selection away before it is read.
-      pointerdown: (event) => event.preventDefault(), click: () => add(label) }, keyCap(String(index + 1)), h("span", {}, label)))));
+      pointerdown: (event) => event.preventDefault(), click: () => add(label) }, keyCap(String(index + 1)), h("span", {}, breakable(label))))));
   draw();
   return {
     element: h("div", { class: "spans" }, field, h("p", { class: "hint", id: "spans-help" }, text("spans_help")), buttons,

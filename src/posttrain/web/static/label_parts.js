@@ -6,9 +6,11 @@ const texts = JSON.parse(root?.dataset.texts ?? "{}");
 /** The element that holds the page's settings as data attributes. */
 export const page = root;
 
-/** Returns a text in the page's language; parts in braces are filled in. */
+/** Returns a text in the page's language; parts in braces are filled in, and nouns after a count of 1 are singular. */
 export function text(key, values = {}) {
-  return (texts[key] ?? key).replace(/\{(\w+)\}/g, (whole, name) => String(values[name] ?? whole));
+  const template = (texts[key] ?? key).replace(/\{(\w+)\} (answer|item)s( are)?\b/g, (whole, name, noun, verb) =>
+    (String(values[name]) === "1" ? `{${name}} ${noun}${verb ? " is" : ""}` : whole));
+  return template.replace(/\{(\w+)\}/g, (whole, name) => String(values[name] ?? whole));
 }
 
 /**
@@ -25,6 +27,11 @@ export function h(tag, attributes = {}, ...children) {
   }
   element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
   return element;
+}
+
+/** Returns a label's text with places to break behind its underscores: a browser takes it for one word. */
+export function breakable(label) {
+  return String(label).split(/(?<=_)/).flatMap((piece, index) => (index ? [h("wbr"), piece] : [piece]));
 }
 
 /** Tells a screen reader something without moving the focus. */
@@ -126,10 +133,10 @@ export function showAnswer(task, answer) {
   const candidates = task.content.candidates ?? [];
   if (answer === null || answer === undefined) return h("span", { class: "soft" }, text("no_answer"));
   switch (task.kind) {
-    case "choice": return h("span", { class: "chip", dir: "auto" }, answer);
+    case "choice": return h("span", { class: "chip", dir: "auto" }, breakable(answer));
     case "choices":
       return answer.length
-        ? h("span", { class: "chips" }, answer.map((label) => h("span", { class: "chip", dir: "auto" }, label)))
+        ? h("span", { class: "chips" }, answer.map((label) => h("span", { class: "chip", dir: "auto" }, breakable(label))))
         : h("span", { class: "soft" }, text("none_of_them"));
     case "spans": return h("div", { class: "words", dir: "auto" }, showSpans(task.content, answer, task.labels));
     case "rating": return h("span", { class: "chip" }, text("rating_of", { rating: answer }));

@@ -38,7 +38,7 @@ function show() {
   part("item").dataset.item = item?.id ?? "";
   part("work").hidden = !item;
   part("empty").hidden = Boolean(item);
-  for (const id of ["decide", "drop"]) part(id).disabled = !item;
+  for (const id of ["decide", "drop"]) part(id).disabled = !item?.decidable;
   drawPosition();
   if (!item) {
     part("empty-title").textContent = text("nothing_title");
@@ -46,7 +46,8 @@ function show() {
     return;
   }
   part("cause").replaceChildren(h("span", { class: `chip cause-${item.cause ?? "none"}` }, text(`cause.${item.cause ?? "none"}`)), ` ${item.batch} · ${item.record}`,
-    item.resolution ? h("span", { class: "soft" }, " · ", text("decided_as", { name: (item.resolution.by ?? []).join(", ") }), showAnswer(item, item.resolution.answer)) : "");
+    item.resolution ? h("span", { class: "soft" }, " · ", text("decided_as", { name: (item.resolution.by ?? []).join(", ") }), showAnswer(item, item.resolution.answer)) : "",
+    item.decidable ? "" : h("p", { class: "hint" }, text("own")));
   part("item-content").replaceChildren(...showContent(item));
   part("why").hidden = !item.reason;
   part("why").replaceChildren(h("b", {}, text("why")), " ", item.reason ?? "");
@@ -109,6 +110,7 @@ function take(number) {
 }
 
 function decide() {
+  if (current() && !current().decidable) return problem(text("own"));
   const answer = editor?.value();
   // An empty list may be right, but only if somebody has answered so.
   const isEmpty = (each) => Array.isArray(each) && !each.length;
@@ -117,6 +119,7 @@ function decide() {
 }
 
 async function drop() {
+  if (current() && !current().decidable) return problem(text("own"));
   const fields = await ask(part("drop-dialog"));
   if (fields) await send("drop", { note: fields.get("note").trim() || null }, text("dropped"));
 }
