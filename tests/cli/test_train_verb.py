@@ -196,11 +196,11 @@ def test_a_pair_of_equal_answers_is_left_out(tmp_path: Path, posttrain: Call) ->
     equal, pair = ({"prompt": "hi", "chosen": "x", "rejected": rejected} for rejected in "xy")
     data = write(tmp_path / "pairs.jsonl", [equal])
     outcome = posttrain("train", *SMALL, "--data", data, "--objective", "dpo", "--out", tmp_path / "out")
-    assert "none of the 1 records can be used (the first: `chosen` and `rejected` are the same)" in outcome.mistake
+    assert "none of 1 record can be used (the first: `chosen` and `rejected` are the same)" in outcome.mistake
     write(data, [equal, pair])
     outcome = posttrain("train", *SMALL, "--data", data, "--objective", "dpo", "--out", tmp_path / "out")
     assert outcome.code == 0
-    assert "left out: 1 records; the first:" in outcome.err
+    assert "left out: 1 record; the first:" in outcome.err
 
 
 def test_a_nan_loss_is_null_in_the_summary(

@@ -76,10 +76,10 @@ def test_the_batch_goes_out_and_comes_back_and_others_come_in(
         with pytest.raises(SystemExit, match=r"^0$"):
             main(shlex.split(line, comments=True)[1:])
     assert capsys.readouterr().out.splitlines() == [
-        "wrote 1 items of the batch round-1 to tasks.json",
-        "wrote 1 items of the batch tickets to tickets.csv",
-        "read 1 items, 0 answers into the batch round-1 (label-studio, choice)",
-        "read 1 items, 1 answers into the new batch old (jsonl, choice)",
+        "wrote 1 item of the batch round-1 to tasks.json",
+        "wrote 1 item of the batch tickets to tickets.csv",
+        "read 1 item, 0 answers into the batch round-1 (label-studio, choice)",
+        "read 1 item, 1 answer into the new batch old (jsonl, choice)",
         "labels that join the training set with the next run: 1; they are in data/labelled/batch-old.jsonl, "
         "and nobody is asked for them again",
         "the batch old is closed",

@@ -128,7 +128,7 @@ def test_task_vectors_skip_the_base_and_earlier_rounds_take_part(
     ("merge", "message"),
     [
         ({"method": "tiess"}, "did you mean `ties`"),
-        ({"models": ["champion"], "weights": [1.0]}, "1 weights for the candidate and 1 models"),
+        ({"models": ["champion"], "weights": [1.0]}, "1 weight for the candidate and 1 model"),
         ({"models": ["champion"], "method": "ties", "parameters": {"densty": 1}}, "did you mean `density`"),
     ],
 )

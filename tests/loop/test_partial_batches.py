@@ -178,4 +178,4 @@ def test_rejected_labels_and_duplicates_add_up(small: Any, waiting: Any, truth: 
     assert counts is not None
     assert (counts.asked, counts.answered, counts.used, counts.duplicates) == (12, 12, 10, 1)
     assert list(counts.rejected.values()) == [1]
-    assert counts.sentence.startswith("12 asked: 10 used, 1 duplicates, 1 rejected (")
+    assert counts.sentence.startswith("12 asked: 10 used, 1 duplicate, 1 rejected (")

@@ -83,7 +83,7 @@ def test_a_result_that_would_not_load_is_refused_before_any_work(family: str, tm
 
     refuse(_changed(folder, lambda weights: weights.pop(next(filter(NORM.search, weights)))), "1 weights are missing")
     shutil.rmtree(tmp_path / "changed")
-    refuse(_changed(folder, lambda weights: weights.update({"h.0.none.weight": torch.ones(3)})), "1 tensors have no")
+    refuse(_changed(folder, lambda weights: weights.update({"h.0.none.weight": torch.ones(3)})), "1 tensor has no")
     shutil.rmtree(tmp_path / "changed")
     if "moe" in family:
         expert = re.compile(r"experts\.1\.gate_proj")

@@ -192,5 +192,5 @@ def test_examples_beyond_the_context_are_left_out(logistic: Any, caplog: pytest.
     assert result.examples == 1
     assert "left out: 1 of 2 records" in caplog.text
     assert torch.equal(result.tensors["head.weight"], fisher_information(lm, [fits]).tensors["head.weight"])
-    with pytest.raises(UserError, match="none of 1 records fits"):
+    with pytest.raises(UserError, match="none of 1 record fits"):
         fisher_information(lm, [too_long])

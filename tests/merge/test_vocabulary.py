@@ -116,7 +116,7 @@ def test_the_bases_tokenizer_is_the_default(
     with caplog.at_level(logging.WARNING):
         merge([first, second], tmp_path / "out")
     assert "1 of its tokens are not in the result's tokenizer, the first is '<c>'" in caplog.text
-    assert "lacks 1 rows of tokens" in caplog.text
+    assert "lacks 1 row of tokens" in caplog.text
     result = read_weights(tmp_path / "out")[EMBEDDING]
     assert result[261:].mean(1).tolist() == [1000.0, (1001 + 2000) / 2]
     for file in ("tokenizer.json", "tokenizer_config.json"):

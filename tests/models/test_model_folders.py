@@ -152,7 +152,7 @@ def test_other_parts_of_a_composite_model_are_left_out() -> None:
         return {"mismatched_keys": [], "missing_keys": [], "unexpected_keys": set(unexpected)}
 
     check_loaded(loading("vision_tower.layers.0.weight", "multi_modal_projector.weight"), "model", composite=True)
-    with pytest.raises(UserError, match=r"1 tensors have no place .* language_model\.layers\.9"):
+    with pytest.raises(UserError, match=r"1 tensor has no place .* language_model\.layers\.9"):
         check_loaded(loading("vision_tower.weight", "language_model.layers.9.weight"), "model", composite=True)
     with pytest.raises(UserError, match="2 tensors have no place"):
         check_loaded(loading("vision_tower.weight", "a"), "model")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import posttrain.web
-from posttrain.store.message import Message, counted
+from posttrain.store.message import Message, counted, fit_log_number
 from posttrain.web.translations import Translator
 
 TEXTS = json.loads((Path(posttrain.web.__file__).parent / "texts" / "en.json").read_text())
@@ -52,3 +52,18 @@ def test_each_text_of_the_pages_with_a_count_agrees_with_one(key: str) -> None:
     assert not re.search(
         r"(?<!of )\b1 (?:\w+ )?(answers|items|records|labels|rounds|lines|turns|cores|trainings)\b", shown
     )
+
+
+@pytest.mark.parametrize(
+    ("template", "values", "line"),
+    [
+        ("  %d labels that came late in %s", (1, "a.csv"), "  1 label that came late in a.csv"),
+        ("%s: %d records, %d rejected", ("pool", 1, 0), "pool: 1 record, 0 rejected"),
+        ("%d of %d records", (2, 3), "2 of 3 records"),
+        ("%.1f%% of %d records", (1.0, 1), "1.0% of 1 records"),
+        ("{count} records", (), "{count} records"),
+    ],
+)
+def test_lines_of_the_log_agree_too(template: str, values: tuple[object, ...], line: str) -> None:
+    fitted = fit_log_number(template, values)
+    assert (fitted % values if values else fitted) == line

@@ -67,7 +67,7 @@ def export(
         queue = _queue(store, config)
         name = batch or _pending_batch(queue, waiting_round(store)) or _newest_batch(queue)
         count = export_queue(queue, name, file, format or "csv", positions)
-    print_line(f"wrote {count} {'records' if format == DATASETS else 'items'} of the batch {name} to {file}")
+    print_line(f"wrote {counted(count, 'record' if format == DATASETS else 'item')} of the batch {name} to {file}")
 
 
 @app.command(name="import")
@@ -170,7 +170,7 @@ def _describe_own(own: OwnLabels, progress: "Progress") -> str:
 
 def _print_import(result: "ImportResult") -> None:
     counts = [counted(result.items, "item"), counted(result.answers, "answer")]
-    counts += [f"{result.gold} gold items"] * bool(result.gold)
+    counts += [counted(result.gold, "gold item")] * bool(result.gold)
     counts += [Message("{count} answers were there already", count=result.repeated)] * bool(result.repeated)
     where = "the new batch" if result.created else "the batch"
     print_line(f"read {', '.join(counts)} into {where} {result.batch} ({result.format}, {result.kind})")

@@ -6,6 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from posttrain.merge.methods.registry import METHODS, load_method
 from posttrain.store.errors import UserError
+from posttrain.store.message import counted
 from posttrain.store.section import Section
 
 
@@ -46,7 +47,9 @@ class MergeConfig(Section):
     @model_validator(mode="after")
     def _one_weight_a_model(self) -> "MergeConfig":
         if self.weights is not None and self.models and len(self.weights) != len(self.models) + 1:
-            raise ValueError(f"{len(self.weights)} weights for the candidate and {len(self.models)} models")
+            raise ValueError(
+                f"{counted(len(self.weights), 'weight')} for the candidate and {counted(len(self.models), 'model')}"
+            )
         return self
 
     def check(self) -> None:

@@ -14,6 +14,7 @@ from posttrain.models.language_model import LanguageModel
 from posttrain.models.likelihood import context_length
 from posttrain.models.task import Turns
 from posttrain.store.errors import UserError
+from posttrain.store.message import counted
 from posttrain.store.progress import progress_bar
 
 log = logging.getLogger("posttrain")
@@ -177,7 +178,9 @@ def encode(lm: LanguageModel, examples: Sequence[Example]) -> list[TokenSequence
     if sequences and (left_out := len(examples) - len(sequences)):
         log.warning("left out: %d of %d records that are longer than the model's context", left_out, len(examples))
     if not sequences:
-        raise UserError(f"none of {len(examples)} records fits the model's context", where="data", fix="use others")
+        raise UserError(
+            f"none of {counted(len(examples), 'record')} fits the model's context", where="data", fix="use others"
+        )
     return sequences
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from posttrain.models.weight_files import INDEX, WEIGHTS, TensorHeader, read_headers, weight_files
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.files import to_storage_error
+from posttrain.store.message import Message
 
 # No torch at import: mistakes in a call are reported before it is loaded.
 if TYPE_CHECKING:
@@ -283,7 +284,11 @@ def check_loaded(
         left = [name for name in left if re.search(r"(^|\.)(language_model|text_model)\.", name)]
     if left:
         raise UserError(
-            f"{len(left)} tensors have no place in the model that config.json describes, the first is {left[0]}",
+            Message(
+                "{count} tensors have no place in the model that config.json describes, the first is {first}",
+                count=len(left),
+                first=left[0],
+            ),
             where=where,
             fix="remove them, or correct config.json",
         )

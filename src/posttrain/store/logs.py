@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from posttrain.store.message import fit_log_number
 from posttrain.store.secrets import mask_text
 
 EVENT = {"event": True}
@@ -56,6 +57,8 @@ class _QuietFileHandler(RotatingFileHandler):
 
 
 def mask_secrets(record: logging.LogRecord) -> bool:
-    """Filters no line out, and masks passwords and tokens in each."""
+    """Filters no line out; masks passwords and tokens in each, and puts nouns after a count of 1 in the singular."""
+    if isinstance(record.msg, str) and isinstance(record.args, tuple):
+        record.msg = fit_log_number(record.msg, record.args)
     record.msg, record.args = mask_text(record.getMessage()), None
     return True

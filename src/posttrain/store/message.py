@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 _NOUNS = (
+    *("artifact", "example", "file", "input", "pair", "row", "suggestion", "tensor", "weight"),
     *("answer", "batch", "class", "core", "decision", "duplicate", "epoch", "item", "label", "line", "model", "pass"),
     *("record", "round", "step", "text", "token", "training", "trial", "turn"),
 )
@@ -37,6 +38,20 @@ def fit_number(template: str, values: Mapping[str, Any]) -> str:
         return start + _SINGULAR[noun] + (f" {_VERBS[verb]}" if verb else "")
 
     return _COUNTED.sub(fit, template)
+
+
+_PERCENT = re.compile(r"%[-+ 0,]*\d*(?:\.\d+)?[a-z]")
+
+
+def fit_log_number(template: str, values: tuple[Any, ...]) -> str:
+    """Does what `fit_number` does for a template of `logging`, whose places are ``%d`` and ``%s``."""
+    places = _PERCENT.findall(template)
+    if len(places) != len(values) or "{" in template or "%%" in template:
+        return template
+    names = iter(range(len(places)))
+    named = _PERCENT.sub(lambda _: f"{{{next(names)}}}", template)
+    fitted = fit_number(named, {str(at): value for at, value in enumerate(values)})
+    return re.sub(r"\{(\d+)\}", lambda match: places[int(match[1])], fitted)
 
 
 class Message(str):

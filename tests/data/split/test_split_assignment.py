@@ -194,7 +194,7 @@ def test_an_empty_set_is_split() -> None:
     for config in (HALVES, HALVES.model_copy(update={"stratify": "label"}), by_time):
         assert freeze_settings(empty, config) == config
         assert assign_splits(empty, config).splits.tolist() == []
-    with pytest.raises(UserError, match="1 records are too few to find where test begins"):
+    with pytest.raises(UserError, match="1 record is too few to find where test begins"):
         freeze_settings(split_keys(with_times("2026-01-01"), by_time), by_time)
 
 

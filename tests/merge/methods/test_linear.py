@@ -78,5 +78,5 @@ def test_passthrough_scales_one_model() -> None:
     assert torch.equal(merge_tensor("passthrough", [model]), model)
     assert torch.equal(merge_tensor("passthrough", [model], scale=0.5), 0.5 * model)
     assert not merge_tensor("passthrough", [model], scale=0.0).any()
-    with pytest.raises(UserError, match="merges 1 models"):
+    with pytest.raises(UserError, match="merges 1 model"):
         merge_tensor("passthrough", [model, model])

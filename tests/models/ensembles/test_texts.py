@@ -183,7 +183,7 @@ def test_a_gate_without_anything_to_learn_takes_the_first_model(halves: GivenTex
 def test_scores_that_are_no_shares_are_refused(halves: GivenTexts) -> None:
     with pytest.raises(UserError, match=r"suite: scores of -1 to -1, and fitting needs scores from 0 to 1"):
         fitted(halves.ensemble(method="gate", data="x"), 4, score=lambda answers: [-1.0] * len(answers))
-    with pytest.raises(UserError, match="1 records are too few"):
+    with pytest.raises(UserError, match="1 record is too few"):
         fitted(halves.ensemble(method="gate", data="x"), 1)
 
 

@@ -13,7 +13,7 @@ def test_bars_of_a_histogram_reach_from_edge_to_edge(items: Items) -> None:
     chart = histogram([0, 10, 20, 30], [4, 0, 1], "length", str, above=7)
     assert chart is not None
     assert [item["value"] for item in items(chart)] == [(0, 10, 4), (20, 30, 1)]
-    assert [item["tip"] for item in items(chart)] == ["0 to 10: 4 records", "20 to 30: 1 records"]
+    assert [item["tip"] for item in items(chart)] == ["0 to 10: 4 records", "20 to 30: 1 record"]
     assert (chart.heading, chart.note) == ("length", "7 above 30.0")
     assert "12 records from 0.0 to 30.0, 7 above 30.0" in chart.title
     assert list(chart.rows) == [("0", "10", "4"), ("20", "30", "1")]

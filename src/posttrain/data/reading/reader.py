@@ -18,6 +18,7 @@ from posttrain.data.reading.data_files import (
 from posttrain.data.reading.formats import read_rows
 from posttrain.data.reading.rows import Problem, Row, join_names, unknown_label_problem
 from posttrain.data.records.record import exact_record_ids
+from posttrain.store.message import counted
 
 _LINE_BITS = 40
 
@@ -85,7 +86,7 @@ def scan_records(
     if conversion.records or refused:
         return
     if left_out:
-        message, fix = f"none of the {left_out:,} records can be used (the first: {first})", "name another file"
+        message, fix = f"none of {counted(left_out, 'record')} can be used (the first: {first})", "name another file"
     else:
         message, fix = "the file holds no records", "put records into it, or name another file"
     yield Problem(source, None, "empty file", message, fix)

@@ -23,6 +23,7 @@ from posttrain.data.split.assignment import (
 from posttrain.data.split.config import format_timestamp
 from posttrain.data.steps.step import Corpus, GlobalResult, GlobalStep
 from posttrain.store.errors import UserError
+from posttrain.store.message import Message
 
 _STRATA = 10_000
 
@@ -185,7 +186,9 @@ def _freeze_since(keys: pa.Table, config: FrozenSplits) -> dict[str, str]:
         if index == len(times):
             fix = "give the times in `data.splits.since`"
             raise UserError(
-                f"{len(times)} records are too few to find where {name} begins", where="data.splits", fix=fix
+                Message("{count} records are too few to find where {name} begins", count=len(times), name=name),
+                where="data.splits",
+                fix=fix,
             )
         since[name] = format_timestamp(int(times[index]))
     return since

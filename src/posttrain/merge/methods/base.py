@@ -78,7 +78,10 @@ class MergeMethod:
         if count < low or (high is not None and count > high):
             number = f"{low}" if low == high else f"{low} or more" if high is None else f"{low} to {high}"
             base = " besides the base" if self.task_vectors else ""
-            raise UserError(f"{self.name} merges {number} models{base}, and {count} are given", where="models")
+            raise UserError(
+                f"{self.name} merges {number} model{'' if number == '1' else 's'}{base}, not {count}",
+                where="models",
+            )
 
     def check_needs(self, options: Collection[str], where: str) -> None:
         """Raises a UserError if the method needs an option, and none of those that are given is one."""

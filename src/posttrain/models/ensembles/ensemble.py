@@ -29,6 +29,7 @@ from posttrain.models.generator import Answer
 from posttrain.models.task import TaskConfig, Turns
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.files import write_atomically
+from posttrain.store.message import Message
 
 Floats = npt.NDArray[np.float64]
 
@@ -90,7 +91,11 @@ class Ensemble:
         if not self.config.needs_data:
             return self
         if len(prompts) < 2:
-            raise UserError(f"{len(prompts)} records are too few to fit anything", where="data", fix="add records")
+            raise UserError(
+                Message("{count} records are too few to fit anything", count=len(prompts)),
+                where="data",
+                fix="add records",
+            )
         if self.task.label_set:
             return self._fit_labels(prompts, answers)
         return self._fit_texts(prompts, score or exact_match(answers))

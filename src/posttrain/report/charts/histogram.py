@@ -80,4 +80,6 @@ def histogram(
 
 
 def _tip(low: str, high: str, count: int, what: str) -> Message:
+    if what == _RECORDS:
+        return Message("{low} to {high}: {count} records", low=low, high=high, count=f"{count:,}")
     return Message("{low} to {high}: {count} {what}", low=low, high=high, count=f"{count:,}", what=what)
