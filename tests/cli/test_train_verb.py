@@ -196,7 +196,7 @@ def test_a_pair_of_equal_answers_is_left_out(tmp_path: Path, posttrain: Call) ->
     equal, pair = ({"prompt": "hi", "chosen": "x", "rejected": rejected} for rejected in "xy")
     data = write(tmp_path / "pairs.jsonl", [equal])
     outcome = posttrain("train", *SMALL, "--data", data, "--objective", "dpo", "--out", tmp_path / "out")
-    assert "none of 1 record can be used (the first: `chosen` and `rejected` are the same)" in outcome.mistake
+    assert "none of the 1 record can be used (the first: `chosen` and `rejected` are the same)" in outcome.mistake
     write(data, [equal, pair])
     outcome = posttrain("train", *SMALL, "--data", data, "--objective", "dpo", "--out", tmp_path / "out")
     assert outcome.code == 0

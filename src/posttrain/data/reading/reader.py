@@ -86,7 +86,10 @@ def scan_records(
     if conversion.records or refused:
         return
     if left_out:
-        message, fix = f"none of {counted(left_out, 'record')} can be used (the first: {first})", "name another file"
+        message, fix = (
+            f"none of the {counted(left_out, 'record')} can be used (the first: {first})",
+            "name another file",
+        )
     else:
         message, fix = "the file holds no records", "put records into it, or name another file"
     yield Problem(source, None, "empty file", message, fix)
