@@ -42,11 +42,14 @@ def table_names(heading: str) -> list[str]:
 
 def test_every_config_on_the_page_is_right(small: Any) -> None:
     sections = [yaml.safe_load(block) for block in blocks("yaml")]
-    assert [set(section) for section in sections] == [{"label"}, {"label"}, {"triggers"}]
+    assert [set(section) for section in sections] == [{"task"}, {"label"}, {"label"}, {"triggers"}]
     for section in sections:
         # The head needs a sentence model that is not installed everywhere: the file is read, and no model looked up.
         LabelConfig.read(section.get("label", {}), "posttrain.yaml")
-    assert load_config(small(triggers=sections[2]["triggers"])).triggers.names >= {"label.alpha", "label.alarms"}
+    assert load_config(small(task=sections[0]["task"], triggers=sections[3]["triggers"])).triggers.names >= {
+        "label.alpha",
+        "label.alarms",
+    }
     assert set(re.findall(r"`(label\.\w+)`", PAGE)) >= set(VALUE_NAMES)
     (settings,) = re.findall(r"`label\.queue: ({.*?})`", PAGE)
     QueueConfig.read(yaml.safe_load(settings), "posttrain.yaml")

@@ -94,8 +94,8 @@ def test_any_json_is_stored_or_refused_in_a_line(answer: Any, kind: str) -> None
     ("kind", "answer", "records"),
     [
         ("choice", "card", [{"completion": "card"}]),
-        ("choices", ["card", "cash"], [{"completion": "card\ncash"}]),
-        ("choices", [], []),
+        ("choices", ["card", "cash"], [{"completion": "card; cash"}]),
+        ("choices", [], [{"completion": "none"}]),
         ("text", "hello", [{"completion": "hello"}]),
         ("rewrite", "new", [{"completion": "new", "rejected": "old"}]),
         ("rewrite", "old", [{"completion": "old"}]),
@@ -122,7 +122,7 @@ def test_answers_become_records(kind: str, answer: Any, records: list[dict[str, 
 def test_spans_become_the_marked_words() -> None:
     answer = [{"start": 12, "end": 16, "label": "card"}]
     (record,) = KINDS["spans"].records(answer, ITEM)
-    assert record == {"prompt": PROMPT, "completion": '[{"label":"card","text":"card"}]', "spans": answer}
+    assert record == {"prompt": PROMPT, "completion": '[{"label": "card", "text": "card"}]', "spans": answer}
 
 
 def test_each_answer_of_a_conversation_is_a_record() -> None:

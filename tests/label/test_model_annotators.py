@@ -64,6 +64,16 @@ def test_the_request_lists_every_label_and_has_one_system_turn() -> None:
     assert label_prompt({"prompt": None, "text": "gone"}, TaskConfig()) == [{"role": "user", "content": "gone"}]
 
 
+def test_an_endpoint_answers_with_several_labels_or_nothing() -> None:
+    replies = ["<think>?</think>\ncash; card", "none", "refund", None]
+    asked: list[Any] = []
+    task = TaskConfig(kind="choices", labels=["card", "cash"])
+    teacher = EndpointTeacher(lambda prompts: asked.extend(prompts) or replies, task, {})
+    table = pa.table({"prompt": pa.nulls(4, pa.list_(pa.string())), "text": ["a", "b", "c", "d"]})
+    assert teacher.predict(table).answers == ["card; cash", "none", None, None]
+    assert "Which of these labels apply: card; cash?" in asked[0][0]["content"]
+
+
 def predictions(*answers: str | None) -> Predictions:
     return Predictions(list(answers), np.array([0.9 if answer else 0.0 for answer in answers]))
 

@@ -20,7 +20,10 @@ from posttrain.store.errors import UserError
 from posttrain.store.logs import quiet_libraries
 from posttrain.store.text_files import finite_json
 
-Answers = Mapping[str, str | None] | Iterable[Mapping[str, Any]] | Callable[[dict[str, Any]], str | None]
+Label = str | int | list[Any] | None
+"""A label or a text; of the kinds of tasks that have them, a rating, or a list of labels or spans."""
+
+Answers = Mapping[str, Label] | Iterable[Mapping[str, Any]] | Callable[[dict[str, Any]], Label]
 
 
 class Workspace:
@@ -179,8 +182,9 @@ class Workspace:
                 answer_of = {record["id"]: answers(record) for record in read_batch(store, config)}
             else:
                 answer_of = _by_id(answers)
+            types = (str,) if config.task.read_answer is None else (str, int, list)
             for id, label in answer_of.items():
-                if label is not None and not isinstance(label, str):
+                if label is not None and type(label) not in types:
                     raise UserError(f"the label of record {id} is {type(label).__name__} and no text", where="labels")
             labels = {str(id): label for id, label in answer_of.items() if label is not None}
             with webhook_calls(store.metadata, config.label.webhook):

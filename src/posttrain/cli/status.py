@@ -7,7 +7,10 @@ from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_worksp
 from posttrain.inspect.champion import MEND
 from posttrain.inspect.status import status as loop_status
 
-_MAIN_METRICS = ("accuracy", "macro_f1", "token_f1", "score", "preference_accuracy", "perplexity", "latency_p50")
+_MAIN_METRICS = (
+    *("accuracy", "record_f1", "micro_f1", "macro_f1", "mean_absolute_error", "token_f1", "score"),
+    *("preference_accuracy", "perplexity", "latency_p50"),
+)
 
 
 def status(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False) -> None:

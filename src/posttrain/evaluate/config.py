@@ -13,8 +13,8 @@ class SuiteConfig(Section):
     data: str = Field(default="test", description="The records: `test` for the workspace's test split, or a file.")
     scorer: str | None = Field(
         default=None,
-        description="Scorer of the answers; null: preference in a loop on preferences, label_likelihood with a label "
-        "set, else exact_match.",
+        description="Scorer of the answers; null: that of `task.kind` (preference, rating, choices, spans), "
+        "label_likelihood with a label set, else exact_match.",
     )
     sample: int | None = Field(
         default=None, ge=1, description="Number of records to score, a fixed sample; null: all of them."

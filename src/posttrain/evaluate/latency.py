@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from posttrain.evaluate.config import SuiteConfig
-from posttrain.evaluate.scorers import scorer_name
+from posttrain.evaluate.scorers import SCORERS, scorer_name
 from posttrain.models.task import Turns
 from posttrain.store.progress import progress_bar
 
@@ -54,7 +54,7 @@ def read_tokens(lm: LanguageModel, ids: Sequence[int]) -> None:
 
 def answer_function(suite: SuiteConfig, has_labels: bool) -> Callable[[LanguageModel, Turns], None]:
     """Returns the function that answers a request under a suite's scorer, for ``measure_latency``."""
-    return predict_label if scorer_name(suite, has_labels) == "label_likelihood" else generate_answer
+    return predict_label if SCORERS[scorer_name(suite, has_labels)].needs_labels else generate_answer
 
 
 def measure_latency(

@@ -123,7 +123,7 @@ def run_suite(
         "invalid": int((~scored.valid).sum()),
     }
     values = _metrics(scorer, scored, counts)
-    rows: list[metrics.ClassMetrics] = []
+    rows: Sequence[metrics.ClassMetrics] = scored.per_class
     confusion: list[dict[str, Any]] = []
     names = scorer.metrics | (scorer.label_metrics if lm.task.label_set else frozenset())
     if lm.task.label_set and "macro_f1" in names:

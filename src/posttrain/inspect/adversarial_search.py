@@ -77,7 +77,8 @@ def search_adversarial(
     if champion is None or not finished_rounds(workspace):
         raise UserError("there is no champion yet", fix="posttrain run")
     # First: a file that cannot be read, or a missing embedder, ends the call at once.
-    file_records = concat(list(read(file, config.data.columns, name=str(file)))) if file else None
+    columns, read_answer = config.data.columns, config.task.read_answer
+    file_records = concat(list(read(file, columns, name=str(file), read_answer=read_answer))) if file else None
     embedder = Embedder.load(MINILM)
     with workspace.work():
         context = RoundContext(workspace, config, len(finished_rounds(workspace)), in_round=False)

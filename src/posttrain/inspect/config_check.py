@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.data.reading.columns import is_closed_set
+from posttrain.data.reading.conversion import hide_answer, read_answers
 from posttrain.data.reading.data_files import DataPath, locate_file
 from posttrain.data.reading.formats import read_rows
 from posttrain.data.reading.reader import scan_records, unused_columns
 from posttrain.data.reading.rows import Problem, Row, group_problems, join_names, list_command
+from posttrain.data.records.record import RECORD
 from posttrain.data.versions.named_versions import Versions, resolve_versions
 from posttrain.evaluate.metric_names import right_or_wrong_gains
 from posttrain.evaluate.paired_interval import score_interval
 from posttrain.loop.config import Config
 from posttrain.loop.stages.collect import with_added_files
+from posttrain.models.answer_form import AnswerForm
+from posttrain.models.task import TaskConfig
 from posttrain.store.errors import SIMILAR, closest_match, shorten
 from posttrain.store.expression import Rule, parse
 from posttrain.store.paths import locate_path
@@ -39,7 +43,9 @@ class FileReport:
         columns: The columns of its first row; empty for a version.
         unused: The columns that only ``meta`` keeps.
         records: The number of its records.
-        labels: The number of records by answer; empty for a pool, whose answers are hidden.
+        answers: The number of its records with an answer.
+        labels: The number of records by answer, or of the parts of answers by label; empty for a pool, whose answers
+            are hidden.
         inputs: The line of each input, by the input's id.
         problems: One for each kind of problem that makes a run stop.
     """
@@ -49,6 +55,7 @@ class FileReport:
     columns: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
     records: int = 0
+    answers: int = 0
     labels: Counter[str] = field(default_factory=Counter)
     inputs: dict[str, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
@@ -98,13 +105,13 @@ def check_data(config: Config, root: Path, store: Workspace | None) -> DataRepor
     """
     data = with_added_files(config.data, root)
     versions = resolve_versions(data.files, root, store)
-    labels = config.task.label_set
+    labels = config.task.label_names
     files = []
     for name, role, columns in _sources(config, root):
         if name in versions:
-            files.append(_read_version(versions, name, role))
+            files.append(_read_version(versions, name, role, config.task))
         else:
-            files.append(_read_file(locate_file(root, name), name, role, columns))
+            files.append(_read_file(locate_file(root, name), name, role, columns, config))
     errors = [problem for file in files for problem in file.problems]
     if not data.pool and not data.labelled:
         errors.append(Problem("data.pool", None, "no file", "no file of records is named", "name a file of inputs"))
@@ -148,17 +155,18 @@ def _sources(config: Config, root: Path) -> Iterator[tuple[str, str, Mapping[str
         yield answers, "answers", data.columns
 
 
-def _read_version(versions: Versions, name: str, role: str) -> FileReport:
+def _read_version(versions: Versions, name: str, role: str, task: TaskConfig) -> FileReport:
     version = versions[name]
     report = FileReport(name, role)
     # As the loop takes them: the test split where records are held out, and the training split for all else.
     split = None if version.whole or len(version.splits) == 1 else "test" if role == "test" else version.splits[0]
-    for table in version.tables(split, ["input_id", "completion", "line"]):
-        _count(report, table.to_pylist())
+    read_answer = None if role == "pool" else task.read_answer
+    for table in version.tables(split, RECORD.names if read_answer else ["input_id", "completion", "line"]):
+        _count(report, (read_answers(table, read_answer) if read_answer else table).to_pylist(), task.form)
     return report
 
 
-def _read_file(path: DataPath, name: str, role: str, columns: Mapping[str, str] | None) -> FileReport:
+def _read_file(path: DataPath, name: str, role: str, columns: Mapping[str, str] | None, config: Config) -> FileReport:
     report = FileReport(name, role)
     first = next(read_rows(path, name), None) if not isinstance(path, Path) or path.exists() else None
     if isinstance(first, Row):
@@ -166,10 +174,14 @@ def _read_file(path: DataPath, name: str, role: str, columns: Mapping[str, str] 
         report.unused = unused_columns(path, name, columns)
     problems = []
     needs_answers = role != "pool"
+    suite = config.evaluate.suites[role.removeprefix("suite ")] if role.startswith("suite ") else None
+    # The answers of a suite with another scorer are texts as they are.
+    task = TaskConfig() if suite and suite.scorer != config.task.kind else config.task
+    read_answer = hide_answer if task.read_answer and role == "pool" else task.read_answer
 
     def rows() -> Iterator[dict[str, Any]]:
         nonlocal needs_answers
-        for item in scan_records(path, columns, name=name, answers=role != "pool"):
+        for item in scan_records(path, columns, name=name, answers=role != "pool", read_answer=read_answer):
             if not isinstance(item, Problem):
                 # Plain text is measured by its perplexity.
                 needs_answers &= item["text"] is None
@@ -177,21 +189,22 @@ def _read_file(path: DataPath, name: str, role: str, columns: Mapping[str, str] 
             elif item.blocking:
                 problems.append(item)
 
-    _count(report, rows())
-    if needs_answers and report.records and not report.labels and not problems:
+    _count(report, rows(), task.form)
+    if needs_answers and report.records and not report.answers and not problems:
         fix = f"the columns are {join_names(report.columns)}: name that of the answers in `data.columns`"
         problems.append(Problem(name, None, "no answer", "no record has an answer", fix))
     report.problems = list(group_problems(problems))
     return report
 
 
-def _count(report: FileReport, rows: Iterable[Mapping[str, Any]]) -> None:
+def _count(report: FileReport, rows: Iterable[Mapping[str, Any]], form: AnswerForm | None) -> None:
     for row in rows:
         report.records += 1
+        report.answers += row["completion"] is not None
         report.inputs.setdefault(row["input_id"], row["line"])
         answer = row["completion"]
         if report.role != "pool" and answer is not None:
-            report.labels[answer] += 1
+            report.labels.update([answer] if form is None else form.labels_of(answer))
 
 
 def _unknown_labels(file: FileReport, labels: Collection[str]) -> Problem | None:

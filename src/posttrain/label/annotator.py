@@ -11,6 +11,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from posttrain.label.queue_rows import check_confidence
+from posttrain.models.answer_form import AnswerForm
 
 RecordReader = Callable[[Path, Mapping[str, str] | None], Iterable[pa.Table]]
 """Reads a file of records with its column mapping, as ``posttrain.data.reading.reader.read`` does."""
@@ -27,7 +28,7 @@ class AnnotationRequest:
         round: Number of the round, from 1.
         seed: Fixes every choice of the annotator.
         folder: The workspace's root, below which files for people are written.
-        labels: The closed label set; None for open-ended answers.
+        labels: The labels that answers consist of; None for open-ended answers.
         suggestions: The model's answer to every record of the batch, None where it has none or where people are to
             answer without it; None for no suggestions at all.
         confidences: Calibrated confidence of each suggestion, the probability that it is right; None where unknown.
@@ -37,6 +38,7 @@ class AnnotationRequest:
         candidates: Two answers to choose between for each record, in a loop on preferences; None elsewhere.
         selection: Id of the selection's artifact; None for none.
         partial: True to continue with the answers that are there, at least one.
+        form: The form of answers with several parts; None for a label or a text.
     """
 
     round: int
@@ -51,13 +53,21 @@ class AnnotationRequest:
     candidates: Sequence[Sequence[str]] | None = None
     selection: str | None = None
     partial: bool = False
+    form: AnswerForm | None = None
 
     @property
     def kind(self) -> str:
         """The kind of answers, one of `posttrain.label.answer_kinds.KINDS`."""
         if self.candidates is not None:
             return "preference"
+        if self.form is not None:
+            return self.form.kind
         return "text" if self.labels is None else "choice"
+
+    @property
+    def label_set(self) -> Sequence[str] | None:
+        """The closed set of answers; None for all others."""
+        return self.labels if self.kind == "choice" else None
 
     def take(self, rows: Sequence[int]) -> Self:
         """Returns the request for a subset of the batch, by row."""
@@ -143,7 +153,11 @@ def _replace_column(table: pa.Table, column: str, values: list[str]) -> pa.Table
 
 
 def label_summary(
-    labelled: pa.Table, suggestions: Sequence[str | None] | None = None, *, unlabelled: Sequence[str] = ()
+    labelled: pa.Table,
+    suggestions: Sequence[str | None] | None = None,
+    *,
+    unlabelled: Sequence[str] = (),
+    form: AnswerForm | None = None,
 ) -> dict[str, Any]:
     """Summarises a batch of labels for the report.
 
@@ -151,6 +165,7 @@ def label_summary(
         labelled: RECORD table as an annotator returns it.
         suggestions: Answers of the model, or of an earlier annotator, to the same records.
         unlabelled: The reason for each record of the batch without a label, as in `Annotator.unlabelled`.
+        form: The form of answers with several parts, whose labels are the classes.
 
     Returns:
         ``labels``: their number; ``classes``: labels by class, most frequent first; ``annotators``: labels by
@@ -167,7 +182,7 @@ def label_summary(
         for answer, suggestion in zip(answers, suggestions or [None] * len(answers), strict=True)
         if suggestion is not None
     ]
-    classes = Counter(answers)
+    classes = Counter(answers if form is None else [label for answer in answers for label in form.labels_of(answer)])
     skips = Counter(reason for reason in unlabelled if reason != LEFT)
     left = len(unlabelled) - skips.total()
     return {

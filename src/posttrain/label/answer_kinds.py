@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from posttrain.models.answer_form import ChoicesForm, SpansForm
+from posttrain.models.task import labelled_text
 from posttrain.store.errors import UserError, shorten, suggest
 from posttrain.store.hashing import canonical_json
 
@@ -66,6 +68,18 @@ class AnswerKind(ABC):
         """Returns an answer as text: equal texts are equal answers."""
         return canonical_json(answer).decode()
 
+    def parse(self, text: str, item: Question) -> Any:
+        """Returns the answer that a text states, such as a cell of a CSV file or what a model wrote.
+
+        Raises:
+            UserError: the text does not fit the item.
+        """
+        return text
+
+    def others(self, answer: Any, labels: Sequence[str]) -> list[Any]:
+        """Returns answers that differ from this one, for wrong suggestions; none where they cannot be made up."""
+        return []
+
 
 class Choice(AnswerKind):
     """One label of the closed set."""
@@ -81,9 +95,12 @@ class Choice(AnswerKind):
     def key(self, answer: Any) -> str:
         return str(answer)
 
+    def others(self, answer: Any, labels: Sequence[str]) -> list[Any]:
+        return [label for label in labels if label != answer]
+
 
 class Choices(AnswerKind):
-    """Several labels, or none, of the closed set; the record's answer has them in the order of the set, one a line."""
+    """Several labels of the closed set, or none; `ChoicesForm` says how the record's answer has them."""
 
     name = "choices"
 
@@ -94,8 +111,14 @@ class Choices(AnswerKind):
         return sorted(labels, key=list(item.labels or labels).index)
 
     def records(self, answer: Any, item: Question) -> list[dict[str, Any]]:
-        # Without a label there is nothing that a model could write.
-        return [_input(item) | {"completion": "\n".join(answer)}] if answer else []
+        parts = [(label, "") for label in answer]
+        return [_input(item) | {"completion": ChoicesForm(item.labels).write(parts, _shown_text(item))}]
+
+    def parse(self, text: str, item: Question) -> Any:
+        return [label for label, _ in ChoicesForm(item.labels).checked_parts(text, _shown_text(item))]
+
+    def others(self, answer: Any, labels: Sequence[str]) -> list[Any]:
+        return [[label] for label in labels if [label] != answer]
 
 
 class FreeText(AnswerKind):
@@ -131,10 +154,16 @@ class Spans(AnswerKind):
         return spans
 
     def records(self, answer: Any, item: Question) -> list[dict[str, Any]]:
-        # As JSON with the marked words: a model reads and writes words, and counts characters badly.
         text = _shown_text(item)
-        marked = [{"label": span["label"], "text": text[span["start"] : span["end"]]} for span in answer]
-        return [_input(item) | {"completion": canonical_json(marked).decode(), "spans": answer}]
+        parts = [(span["label"], text[span["start"] : span["end"]]) for span in answer]
+        return [_input(item) | {"completion": SpansForm(item.labels).write(parts, text), "spans": answer}]
+
+    def parse(self, text: str, item: Question) -> Any:
+        form, shown = SpansForm(item.labels), _shown_text(item)
+        return form.spans(form.checked_parts(text, shown), shown)
+
+    def others(self, answer: Any, labels: Sequence[str]) -> list[Any]:
+        return [answer[:-1]] if answer else []
 
 
 class Rewrite(AnswerKind):
@@ -154,7 +183,10 @@ class Rewrite(AnswerKind):
 
 
 class Rating(AnswerKind):
-    """A mark from 1 to 5 for the model's answer; KTO learns from those that are not in the middle."""
+    """A mark from 1 to 5 for the model's answer; KTO learns from those that are not in the middle.
+
+    Without an answer of a model it is one for the text, and is the record's answer.
+    """
 
     name = "rating"
 
@@ -166,7 +198,9 @@ class Rating(AnswerKind):
 
     def records(self, answer: Any, item: Question) -> list[dict[str, Any]]:
         middle = (_RATINGS + 1) / 2
-        if answer == middle or not item.content.get("answer"):
+        if not item.content.get("answer"):
+            return [_input(item) | {"completion": str(answer)}]
+        if answer == middle:
             return []
         return [_input(item) | {"completion": item.content["answer"], "label": answer > middle, "rating": answer}]
 
@@ -175,6 +209,8 @@ class Preference(AnswerKind):
     """The better one of two candidates, as its index; ``"tie"``: neither."""
 
     name = "preference"
+    texts: ClassVar[Mapping[str, int | str]] = {"a": 0, "b": 1, "tie": "tie"}
+    """The answers as a CSV file has them."""
 
     def check(self, answer: Any, item: Question) -> Any:
         if answer == "tie":
@@ -188,6 +224,9 @@ class Preference(AnswerKind):
             return []
         candidates = _candidates(item)
         return _pairs(item, [candidates[answer], candidates[1 - answer]])
+
+    def parse(self, text: str, item: Question) -> Any:
+        return self.texts[text]
 
 
 class Ranking(AnswerKind):
@@ -261,8 +300,7 @@ def _input(item: Question) -> dict[str, Any]:
 
 def _shown_text(item: Question) -> str:
     """Returns the text that spans are parts of: the plain text, or the last turn."""
-    prompt = item.content.get("prompt")
-    return str(prompt[-1]["content"] if prompt else item.content.get("text") or "")
+    return labelled_text(item.content.get("prompt"), item.content.get("text"))
 
 
 def _candidates(item: Question) -> Sequence[str]:

@@ -10,6 +10,8 @@ import pyarrow as pa
 
 from posttrain.label.formats.files import csv_rows, escape_cell, plain_cell
 from posttrain.label.formats.items import shown_text
+from posttrain.models.answer_form import AnswerForm
+from posttrain.models.task import labelled_text
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.text_files import read_text
 
@@ -63,7 +65,12 @@ def export_labels(
 
 
 def import_labels(
-    path: Path, batch: pa.Table, labels: Sequence[str] | None = None, *, name: str | None = None
+    path: Path,
+    batch: pa.Table,
+    labels: Sequence[str] | None = None,
+    form: AnswerForm | None = None,
+    *,
+    name: str | None = None,
 ) -> list[str | Skip | None]:
     """Reads the answers to ``batch``, in its order; None where a row has neither a label nor a mark that it is skipped.
 
@@ -72,11 +79,17 @@ def import_labels(
     Raises:
         UserError: as `import_answers`.
     """
-    return [next(iter(given.values()), None) for given in import_answers(path, batch, labels, name=name)]
+    return [next(iter(given.values()), None) for given in import_answers(path, batch, labels, form, name=name)]
 
 
 def import_answers(
-    path: Path, batch: pa.Table, labels: Sequence[str] | None = None, *, name: str | None = None, annotator: str = FILE
+    path: Path,
+    batch: pa.Table,
+    labels: Sequence[str] | None = None,
+    form: AnswerForm | None = None,
+    *,
+    name: str | None = None,
+    annotator: str = FILE,
 ) -> list[dict[str, str | Skip]]:
     """Reads the answers to each record of ``batch``, in its order, by who gave them.
 
@@ -88,6 +101,7 @@ def import_answers(
         path: The file.
         batch: RECORD table of pool records.
         labels: The closed label set; None for any text.
+        form: The form of answers with several parts, which a cell must keep to.
         name: The file's name in errors.
         annotator: Who answers in rows that do not say so.
 
@@ -98,6 +112,7 @@ def import_answers(
     """
     source = name or str(path)
     row_of = {identity: row for row, identity in enumerate(batch["id"].to_pylist())}
+    texts = [labelled_text(*pair) for pair in zip(batch["prompt"].to_pylist(), batch["text"].to_pylist(), strict=True)]
     answers: list[dict[str, str | Skip]] = [{} for _ in row_of]
     seen: dict[tuple[str, str], int] = {}
     problems: list[UserError] = []
@@ -128,6 +143,10 @@ def import_answers(
             answers[row_of[identity]][who] = Skip("" if skip.lower() in _NO_REASON else skip)
         elif label:
             answers[row_of[identity]][who] = label
+            try:
+                form and form.checked_parts(label, texts[row_of[identity]])
+            except UserError as error:
+                problems.append(UserError(error.what, where=where, fix=error.fix))
         seen.setdefault((identity, who), line)
     present = {identity for identity, _ in seen}
     missing = [identity for identity in row_of if identity not in present]

@@ -14,8 +14,8 @@ from pydantic import Field
 
 from posttrain.label.annotator import AnnotationRequest, Annotator, with_answers
 from posttrain.models.reply_cache import Generate
-from posttrain.models.task import TaskConfig, record_turns
-from posttrain.store.errors import WorkError
+from posttrain.models.task import TaskConfig, labelled_text, record_turns
+from posttrain.store.errors import UserError, WorkError
 from posttrain.store.section import Section
 
 TeacherName = Literal["champion", "linear", "endpoint", "vote", "ensemble"]
@@ -130,13 +130,26 @@ class EndpointTeacher(Teacher):
         return self._settings
 
     def predict(self, records: pa.Table) -> Predictions:
-        prompts = [label_prompt(row, self._task) for row in records.select(["prompt", "text"]).to_pylist()]
-        labels = self._task.label_set
+        rows = records.select(["prompt", "text"]).to_pylist()
+        prompts = [label_prompt(row, self._task) for row in rows]
+        replies = self._generate(prompts) if prompts else []
         answers = [
-            None if reply is None else parse_label(reply, labels) if labels else _without_thoughts(reply) or None
-            for reply in (self._generate(prompts) if prompts else [])
+            None if reply is None else self._parse(reply, labelled_text(row["prompt"], row["text"]))
+            for row, reply in zip(rows, replies, strict=True)
         ]
         return Predictions(answers, np.array([float(answer is not None) for answer in answers]))
+
+    def _parse(self, reply: str, text: str) -> str | None:
+        """Returns the answer that a reply is; None if it is not one."""
+        if labels := self._task.label_set:
+            return parse_label(reply, labels)
+        answer = _without_thoughts(reply) or None
+        if answer is None or self._task.form is None:
+            return answer
+        try:
+            return self._task.form.read(answer, text)
+        except UserError:
+            return None
 
     def held_out(self, labelled: pa.Table) -> Predictions:
         # By id, so that the same records are asked when the set grows: their replies are in the cache.
@@ -189,7 +202,7 @@ def label_prompt(record: Mapping[str, Any], task: TaskConfig) -> list[dict[str, 
     Args:
         record: ``prompt`` and ``text`` by the record schema.
     """
-    wish = ""
+    wish = task.form.instruction if task.form else ""
     if labels := task.label_set:
         lines = "\n".join(f"- {label}" for label in labels)
         wish = (

@@ -45,11 +45,11 @@ class Oracle(Annotator):
                 message = f"the oracle's file {self.source} has no answer for this record"
                 raise UserError(message, where=f"{source}:{line}", fix="add its answer to `label.file`")
             answer, where = answer_of[identity]
-            if request.labels is not None and answer not in request.labels:
+            if request.label_set is not None and answer not in request.label_set:
                 raise UserError(
                     f"label `{answer}` is not in the label set",
                     where=where,
-                    fix=suggest(answer, request.labels),
+                    fix=suggest(answer, request.label_set),
                 )
             answers.append(answer)
         rate = self.error_rate.get(request.round, 0.0)
@@ -73,8 +73,8 @@ def _corrupt_labels(answers: list[str], inputs: Sequence[str], rate: float, requ
     wrong = int(rate * len(answers) + 0.5)
     if not wrong:
         return answers
-    if request.labels is None or len(request.labels) < 2:
-        fix = "list the labels in `task.labels`"
+    if request.label_set is None or len(request.label_set) < 2:
+        fix = "list the labels in `task.labels`; there is none for answers with several parts"
         raise UserError("wrong labels need a set of at least two labels", where="label.error_rate", fix=fix)
     draws = np.random.default_rng([request.seed, request.round])
     # By input, so that the order of the batch does not change which answers are wrong.
@@ -82,6 +82,6 @@ def _corrupt_labels(answers: list[str], inputs: Sequence[str], rate: float, requ
     corrupted = list(answers)
     for position in draws.choice(len(order), size=wrong, replace=False).tolist():
         row = order[position]
-        others = [label for label in request.labels if label != answers[row]]
+        others = [label for label in request.label_set if label != answers[row]]
         corrupted[row] = others[int(draws.integers(len(others)))]
     return corrupted

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from posttrain.label.annotator import LEFT, AnnotationRequest, Annotator, RecordReader, with_answers
-from posttrain.label.answer_kinds import KINDS
+from posttrain.label.answer_kinds import KINDS, Preference, Question
 from posttrain.label.audit import record_change
 from posttrain.label.file_annotator import FILE, Skip, export_labels, import_answers, read_labels
 from posttrain.label.queue import Queue
@@ -28,9 +28,6 @@ _LONGEST_NAME = 80
 _PAGES = " or answer on the pages (posttrain label serve)"
 _WANTED = "; items want the answers of"
 _PARTIAL = "; or continue without the rest: posttrain run --partial"
-
-PREFERENCES: Mapping[str, int | str] = {"a": 0, "b": 1, "tie": "tie"}
-"""A preference as the CSV file has it, and as the queue."""
 
 
 class PeopleAnnotator(Annotator):
@@ -172,7 +169,8 @@ class PeopleAnnotator(Annotator):
         name = self.file_name(batch_name)
         given_to: dict[str, dict[str, str | Skip]] = {id: {} for id in batch["id"].to_pylist()}
         for file, who in self._files(request.folder, name):
-            answers = import_answers(request.folder / file, batch, labels_in_file(request), name=file, annotator=who)
+            path, labels = request.folder / file, labels_in_file(request)
+            answers = import_answers(path, batch, labels, request.form, name=file, annotator=who)
             if file != name:
                 log.info("  answers in %s: %d", file, sum(map(len, answers)))
             for (id, before), new in zip(given_to.items(), answers, strict=True):
@@ -210,7 +208,7 @@ class PeopleAnnotator(Annotator):
             self.queue.undrop(item.id)
         counts = [self.queue.set_answer(item.id, who, None) for who in sorted(before - set(labels))]
         for who, label in labels.items():
-            answer = PREFERENCES[label] if item.kind == "preference" else label
+            answer = KINDS[item.kind].parse(label, item)
             on_pages = [each.answer for each in item.answers if each.annotator == who and who not in before]
             note = None if who == FILE else FROM_FILE
             # A person's answer on the pages stands, and is not a second one.
@@ -302,7 +300,7 @@ class PeopleAnnotator(Annotator):
         return f"{files}; on the pages {few}" if files else f"{_WANTED} {wanted} people, and {few}"
 
     def _gold_items(self, batch: pa.Table, request: AnnotationRequest) -> list[NewItem]:
-        if self.gold_file is None or request.kind not in ("choice", "text"):
+        if self.gold_file is None or request.kind == "preference":
             return []
         if not self.gold_file.is_file():
             raise UserError(f"no such file: {self.gold_file}", where="label.queue.gold_file")
@@ -318,7 +316,8 @@ class PeopleAnnotator(Annotator):
                 # So would columns that only one of the two files has: those of another item, with its values for these.
                 like = metas[int(hash_fraction(request.seed, "meta", row["id"]) * len(metas))]
                 content["meta"] = {name: content["meta"].get(name, value) for name, value in like.items()}
-                items.append(NewItem(row["id"], content, expected=row["completion"]))
+                expected = KINDS[request.kind].parse(row["completion"], Question(content, request.labels))
+                items.append(NewItem(row["id"], content, expected=expected))
         return items
 
 
@@ -329,7 +328,7 @@ def _copy_name(file: str, annotator: str) -> str:
 
 def labels_in_file(request: AnnotationRequest) -> Sequence[str] | None:
     """Returns the answers that the CSV file may hold; None for any text."""
-    return list(PREFERENCES) if request.kind == "preference" else request.labels
+    return list(Preference.texts) if request.kind == "preference" else request.label_set
 
 
 def _new_items(batch: pa.Table, request: AnnotationRequest) -> Iterator[NewItem]:
@@ -338,9 +337,10 @@ def _new_items(batch: pa.Table, request: AnnotationRequest) -> Iterator[NewItem]
         if request.candidates is not None:
             content["candidates"] = list(request.candidates[row])
         suggestion = None
-        if request.suggestions is not None and request.suggestions[row] is not None:
+        suggested = None if request.suggestions is None else request.suggestions[row]
+        if suggested is not None:
             suggestion = {
-                "answer": request.suggestions[row],
+                "answer": KINDS[request.kind].parse(suggested, Question(content, request.labels)),
                 "confidence": None if request.confidences is None else request.confidences[row],
                 "annotator": request.suggested_by,
             }

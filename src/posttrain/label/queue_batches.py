@@ -316,7 +316,7 @@ class BatchQueries:
         for item in gold:
             expected = checker.check(item.expected, Question(item.content, labels))
             like = items[int(hash_fraction(seed, "like", item.record) * len(items))] if items else item
-            row = _item_row(batch, _like(item, expected, like, labels, seed), 0.0, 0)
+            row = _item_row(batch, _like(item, expected, like, checker.others(expected, labels or ()), seed), 0.0, 0)
             rows.append(row | {"checked": False, "expected": expected})
         # Between the others, as annotators see ids: behind all others, they would tell which items are gold.
         positions = [number / max(len(items), 1) for number in range(len(items))]
@@ -389,17 +389,14 @@ def _item_row(batch: str, item: NewItem, priority: float, wanted: int) -> dict[s
     }
 
 
-def _like(gold: NewItem, expected: Any, other: NewItem, labels: Sequence[str] | None, seed: int) -> NewItem:
+def _like(gold: NewItem, expected: Any, other: NewItem, wrong: Sequence[Any], seed: int) -> NewItem:
     """Returns a gold item with a reason and a suggestion like those of another item, or their absence would show it."""
     suggestion = gold.suggestion
-    if suggestion is None and other.suggestion is not None and labels is not None and expected in labels:
+    if suggestion is None and other.suggestion is not None and wrong:
         # As often right as the model says that it is: a suggestion that is always right would teach people to accept.
         confidence = other.suggestion.get("confidence")
         is_right = hash_fraction(seed, "right", gold.record) < (0.5 if confidence is None else confidence)
-        wrong = [label for label in labels if label != expected]
-        answer = (
-            expected if is_right or not wrong else wrong[int(hash_fraction(seed, "wrong", gold.record) * len(wrong))]
-        )
+        answer = expected if is_right else wrong[int(hash_fraction(seed, "wrong", gold.record) * len(wrong))]
         suggestion = {**other.suggestion, "answer": answer}
     return replace(gold, suggestion=suggestion, reason=gold.reason or other.reason)
 

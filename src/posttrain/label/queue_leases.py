@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, delete, func, select, update
 
+from posttrain.label.answer_kinds import KINDS
 from posttrain.label.queue_batches import COUNTS, IS_GOLD, newest_guideline
 from posttrain.label.queue_review import ReviewQueries
 from posttrain.label.queue_rows import Batch, PausedError, QueueConfig, Task, hash_fraction, is_drawn_evenly
@@ -216,7 +217,8 @@ def shown_suggestion(row: Mapping[str, Any], annotator: str) -> dict[str, Any] |
     if suggestion is None:
         return None
     draw = hash_fraction(settings["seed"], "planted", row["record"], annotator)
-    others = [label for label in row["labels"] or () if label not in (suggestion["answer"], row["expected"])]
+    wrong = KINDS[row["kind"]].others(suggestion["answer"], row["labels"] or ())
+    others = [answer for answer in wrong if answer != row["expected"]]
     if draw >= settings["planted_rate"] or not others:
         return dict(suggestion)
     which = hash_fraction(settings["seed"], "which label", row["record"], annotator)

@@ -90,7 +90,7 @@ class Config(Section):
         train, task = info.data.get("train"), info.data.get("task")  # absent where it is wrong
         if tune is None or train is None or task is None:
             return tune
-        return tune.for_training(_with_preference_objective(train, task), bool(task.labels))
+        return tune.for_training(_with_preference_objective(train, task), task.has_label_set)
 
     @field_validator("adjust", mode="before")
     @classmethod
@@ -203,6 +203,9 @@ def load_config(root: Path) -> Config:
         task = config.task.with_labels_from(root)
         if task.kind == "preference":
             config = _with_preference_defaults(config, task)
+        elif task.read_answer is not None:
+            config = _with_scorer(config, task.kind)
+            _check_form(config, task)
         has_labels = bool(task.label_set)
         check_suites(config.evaluate, has_labels)
         config.select.check(has_labels)
@@ -251,12 +254,40 @@ def _with_preference_defaults(config: Config, task: TaskConfig) -> Config:
     if train.spec.shape != "pair":
         what = f"`{train.objective.name}` does not train on pairs of answers"
         raise UserError(what, where="train.objective", fix="use dpo or another objective on pairs")
+    return _with_scorer(config.model_copy(update={"train": train}), "preference")
+
+
+def _with_scorer(config: Config, scorer: str) -> Config:
+    """Returns the config with a scorer for the suites that name none."""
     suites = {
-        name: suite if suite.scorer else suite.model_copy(update={"scorer": "preference"})
+        name: suite if suite.scorer else suite.model_copy(update={"scorer": scorer})
         for name, suite in config.evaluate.suites.items()
     }
-    evaluate = config.evaluate.model_copy(update={"suites": suites})
-    return config.model_copy(update={"train": train, "evaluate": evaluate})
+    return config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"suites": suites})})
+
+
+def _check_form(config: Config, task: TaskConfig) -> None:
+    """Raises a UserError for settings that need one label a record, where answers have several parts."""
+    if task.form is None:
+        return
+    label, select = config.label, config.select
+    settings = {
+        "label.pseudo": label.pseudo is not None,
+        "label.accept_error": label.accept_error is not None,
+        "label.suggest": label.teacher in ("linear", "vote"),
+        "label.error_rate": bool(label.error_rate),
+        "select.strategy": "margin" in (select.strategy, select.options.get("by")),
+        "select.hard_cases": "boundary" in select.hard_cases,
+        "select.hard_negatives": bool(select.hard_negatives),
+        "evaluate.error_weight": bool(config.evaluate.error_weight),
+    }
+    for where, is_set in settings.items():
+        if is_set:
+            what = f"it needs one label a record, and answers of the kind `{task.kind}` have several parts"
+            raise UserError(what, where=where, fix="leave it out")
+    if task.kind == "spans" and any(step.name == "augment" for step in config.data.steps):
+        what = "the step `augment` changes the text, and not the words that spans quote"
+        raise UserError(what, where="data.steps", fix="leave it out")
 
 
 def _check_evaluation(train: TrainConfig, task: TaskConfig) -> None:

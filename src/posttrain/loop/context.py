@@ -138,5 +138,4 @@ def model_key(context: RoundContext) -> dict[str, Any]:
 
 def task_key(config: Config) -> dict[str, Any]:
     """Returns the part of a stage's key that the task decides."""
-    # Without the kind: it says what people are asked, and changes neither prompts nor answers of a model.
-    return {"task": config.task.model_dump(mode="json", exclude={"kind"})}
+    return {"task": config.task.key}

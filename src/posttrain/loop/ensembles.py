@@ -212,7 +212,8 @@ def held_out_records(context: RoundContext, config: EnsembleConfig, folder: Path
     if not path.exists():
         raise UserError(f"no such file: {config.data}", where="data", fix="check the path")
     columns = config.columns if config.columns is not None else context.config.data.columns
-    records = pa.concat_tables(read(path, columns, name=config.data))
+    read_answer = context.config.task.read_answer
+    records = pa.concat_tables(read(path, columns, name=config.data, read_answer=read_answer))
     for row in records.select(["completion", "line"]).to_pylist():
         if row["completion"] is None:
             raise UserError("has no answer", where=f"{config.data}:{row['line']}", fix="add it, or remove the record")

@@ -17,6 +17,7 @@ from posttrain.loop.context import RoundContext
 from posttrain.loop.stages.label import label_request, round_annotator
 from posttrain.loop.stages.suggest import rest_for_people
 from posttrain.loop.state import RoundState
+from posttrain.models.task import labelled_text
 from posttrain.store.errors import UserError, shorten, suggest
 from posttrain.store.files import check_new_file, disk_errors, write_atomically
 from posttrain.store.text_files import read_text
@@ -59,7 +60,7 @@ def import_batch(workspace: Workspace, config: Config, file: Path, annotator: st
     who = annotator or (_person(file, target) if min(people.overlap(name), config.label.queue.overlap) > 1 else FILE)
     if who != FILE:
         target = workspace.root / people.copy_name(name, who)
-    import_answers(file, batch, labels_in_file(request), name=str(file), annotator=who)
+    import_answers(file, batch, labels_in_file(request), request.form, name=str(file), annotator=who)
     return _store_answers(workspace, config, batch, request, target, who, file.read_bytes())
 
 
@@ -92,7 +93,9 @@ def read_batch(workspace: Workspace, config: Config) -> list[dict[str, Any]]:
     """
     _, batch, request = _open_batch(workspace, config)
     file = _labels_file(workspace, config, batch, request)[2]
-    answers = import_labels(file, batch, labels_in_file(request)) if file.exists() else [None] * batch.num_rows
+    answers: list[str | Skip | None] = [None] * batch.num_rows
+    if file.exists():
+        answers = import_labels(file, batch, labels_in_file(request), request.form)
     rows = []
     for row, (record, answer) in enumerate(zip(batch.to_pylist(), answers, strict=True)):
         pair = {} if request.candidates is None else dict(zip("ab", request.candidates[row], strict=True))
@@ -112,13 +115,13 @@ def read_batch(workspace: Workspace, config: Config) -> list[dict[str, Any]]:
     return rows
 
 
-def answer_batch(workspace: Workspace, config: Config, answers: Mapping[str, str]) -> tuple[int, int]:
+def answer_batch(workspace: Workspace, config: Config, answers: Mapping[str, Any]) -> tuple[int, int]:
     """Fills in labels of the open round's batch, as `import_batch` does from a file; other labels stay.
 
     Args:
         workspace: The workspace.
         config: Its config.
-        answers: The label of each record, by the record's id.
+        answers: The label of each record, by the record's id: a text, or what its JSON would hold.
 
     Returns:
         The number of labels that are filled in, and of records in the batch.
@@ -127,21 +130,25 @@ def answer_batch(workspace: Workspace, config: Config, answers: Mapping[str, str
         UserError: if no round waits for labels, an id is not in the batch, or a label is not in the label set.
     """
     _, batch, request = _open_batch(workspace, config)
-    ids, labels = set(batch["id"].to_pylist()), labels_in_file(request)
-    for id, label in answers.items():
-        if id not in ids:
+    columns, labels = (batch[name].to_pylist() for name in ("id", "prompt", "text")), labels_in_file(request)
+    texts = {id: labelled_text(prompt, text) for id, prompt, text in zip(*columns, strict=True)}
+    written = {id: label if isinstance(label, str) else json.dumps(label) for id, label in answers.items()}
+    for id, label in written.items():
+        if id not in texts:
             raise UserError(f"no record of the batch has the id `{id}`", where="labels")
+        if request.form is not None:
+            written[id] = request.form.read(label, texts[id])
         if labels is not None and label not in labels:
             what = f"label `{shorten(label)}` of record {id} is not in the label set"
             raise UserError(what, where="labels", fix=suggest(label, labels))
     file = _labels_file(workspace, config, batch, request)[2]
     if file.exists():
         # A mistake that is in the file already is reported as such.
-        import_labels(file, batch, labels)
+        import_labels(file, batch, labels, request.form)
         text = read_text(file, str(file))
     else:
         text = export_labels(batch, request.suggestions, request.candidates)
-    content = fill_labels(text, str(file), answers).encode()
+    content = fill_labels(text, str(file), written).encode()
     return _store_answers(workspace, config, batch, request, file, FILE, content)
 
 
@@ -179,7 +186,7 @@ def _store_answers(
         with disk_errors(target):
             target.parent.mkdir(exist_ok=True)
         write_atomically(target, content)
-    answers = import_answers(target, batch, labels_in_file(request), annotator=who)
+    answers = import_answers(target, batch, labels_in_file(request), request.form, annotator=who)
     annotator.take_files(name, batch, request)
     return sum(map(bool, answers)), len(answers)
 

@@ -17,6 +17,15 @@ from posttrain.store.files import disk_errors, make_folder, write_atomically
 from posttrain.store.hashing import canonical_json
 from posttrain.store.workspace import Workspace
 
+# The answers that a task of each kind learns from.
+_KINDS = {
+    "answer": ("choice",),
+    "preference": (),
+    "rating": ("rating", "choice"),
+    "choices": ("choices", "choice"),
+    "spans": ("spans",),
+}
+
 
 @dataclass(frozen=True)
 class OwnLabels:
@@ -67,9 +76,10 @@ def write_own_labels(workspace: Workspace, config: Config) -> dict[str, OwnLabel
 
 def _reason_unused(batch: Batch, config: Config) -> str | None:
     """Returns why the answers of a batch are not those of the task; None if they are."""
-    labels = config.task.label_set
-    kinds = ("choice",) if labels else ("choice", "text")
-    if config.task.kind == "preference" or batch.kind not in kinds:
+    task = config.task
+    labels = task.label_names
+    kinds = _KINDS[task.kind] if task.kind != "answer" or labels else ("choice", "text")
+    if batch.kind not in kinds:
         return f"answers of the kind {batch.kind} are not what the task learns from"
     if labels and (others := sorted(set(batch.labels or ()) - set(labels))):
         return f"its labels are not those of the task, such as `{others[0]}`"
@@ -78,6 +88,9 @@ def _reason_unused(batch: Batch, config: Config) -> str | None:
 
 def _records(queue: Queue, batch: Batch) -> Iterator[dict[str, Any]]:
     for item in queue.items(batch.name, "done"):
+        # A mark for a model's answer is not one for the text.
+        if batch.kind == "rating" and item.content.get("answer"):
+            continue
         for record in KINDS[batch.kind].records((item.resolution or {})["answer"], item):
             turns = record.get("prompt") or user_prompt(record.get("text") or "")
             text = turns[0]["content"] if is_simple(turns) else ""

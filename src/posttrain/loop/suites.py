@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from posttrain.data.reading.conversion import AnswerReader
 from posttrain.data.reading.data_files import content_digest
 from posttrain.data.reading.reader import read
 from posttrain.data.sets.pool_and_test import load_suites
@@ -84,7 +85,8 @@ def suite_records(context: RoundContext, suite: SuiteConfig, test: str) -> pa.Ta
     if suite.data == "test":
         return context.dataset(test).records
     path = locate_path(context.workspace.root, suite.data)
-    return pa.concat_tables(read(path, suite.columns or context.config.data.columns, name=suite.data))
+    columns = suite.columns or context.config.data.columns
+    return pa.concat_tables(read(path, columns, name=suite.data, read_answer=_answer_reader(context.config, suite)))
 
 
 def check_suite_files(config: Config, root: Path) -> None:
@@ -106,5 +108,11 @@ def check_suite_files(config: Config, root: Path) -> None:
         path = locate_path(root, suite.data)
         if not path.exists():
             raise UserError(f"no such file: {suite.data}", where=f"{where}.data", fix="check the path")
-        for _ in read(path, suite.columns or config.data.columns, name=suite.data):
+        columns = suite.columns or config.data.columns
+        for _ in read(path, columns, name=suite.data, read_answer=_answer_reader(config, suite)):
             pass  # Reading raises for a bad record: now, and not after hours of training.
+
+
+def _answer_reader(config: Config, suite: SuiteConfig) -> AnswerReader | None:
+    """Returns what reads the answers of a suite's file: those of a suite with another scorer are texts as they are."""
+    return config.task.read_answer if suite.scorer == config.task.kind else None

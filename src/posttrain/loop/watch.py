@@ -151,7 +151,7 @@ class Watcher:
     def _take_feedback(self, workspace: Workspace, config: Config) -> None:
         """Moves the feedback in the inbox to the files that rounds read."""
         batches = ingest(workspace.home / "inbox")
-        add_feedback(self.root, batches, config.data.columns, config.task.label_set)
+        add_feedback(self.root, batches, config.data.columns, config.task.label_set, config.task.read_answer)
         counts: Counter[str] = Counter()
         for batch in batches:
             counts.update(batch.counts)

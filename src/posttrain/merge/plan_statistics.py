@@ -1,5 +1,6 @@
 """The statistics that a plan's methods need of its models' data, and the weights that follow from them."""
 
+import json
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -120,7 +121,7 @@ def examples_as_trained(
     shown: dict[tuple[str, str], list[Example]] = {}
     result: list[Sequence[Example]] = []
     for name, task in zip(names, tasks, strict=True):
-        key = name, task.model_dump_json(include={"system", "template"})
+        key = name, json.dumps([task.system, task.full_template])
         if key not in shown:
             shown[key] = [(task.turns(prompt), answer) for prompt, answer in examples[name]]
         result.append(shown[key])

@@ -245,6 +245,7 @@ def _read(sources: Mapping[str, Any], config: TrainJobConfig) -> pa.Table:
     tables: list[pa.Table] = []
     options: Any = {
         "columns": config.columns,
+        "read_answer": config.task.read_answer,
         "skipped": skipped.append,
         "unused": lambda names: unused.update(dict.fromkeys(names)),
     }

@@ -35,7 +35,7 @@ from posttrain.web.page import write_page
 
 log = logging.getLogger("posttrain")
 
-_PREFERRED = ("macro_f1", "invalid_rate", "latency_p50", "latency_p99")
+_PREFERRED = ("mean_absolute_error", "micro_f1", "macro_f1", "invalid_rate", "latency_p50", "latency_p99")
 """Metrics in the table of rounds besides the main one, where they are measured."""
 
 

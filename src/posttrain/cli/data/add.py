@@ -84,8 +84,8 @@ def add(
         _add_to_loop([Path(file) for file in files or ()], to or "pool", workspace)
         if batches:
             loop = read_config(workspace)
-            labels = loop.task.with_labels_from(workspace).label_set
-            for path in add_feedback(workspace, batches, loop.data.columns, labels):
+            task = loop.task.with_labels_from(workspace)
+            for path in add_feedback(workspace, batches, loop.data.columns, task.label_set, task.read_answer):
                 print_line(f"added {path}")
         return
     if to is not None:
@@ -195,9 +195,10 @@ def _add_to_loop(files: list[Path], to: str, workspace: Path) -> None:
         return
     with open_workspace(workspace, write=True) as (_, config):
         answers = to == "labelled"
-        labels = (config.task.label_set or None) if answers else None
+        labels = (config.task.label_names or None) if answers else None
         for file in files:
-            problems = find_problems(file, config.data.columns, labels, name=str(file), answers=answers)
+            options: dict[str, Any] = {"name": str(file), "answers": answers, "read_answer": config.task.read_answer}
+            problems = find_problems(file, config.data.columns, labels, **options)
             bad = [problem for problem in problems if problem.blocking]
             if bad:
                 raise next(group_problems(bad)).error()
@@ -230,7 +231,8 @@ def check(
     """List the problems of the files, with file and line; exit with 2 if `data add` would refuse one."""
     config = load_config(workspace) if (workspace / CONFIG_FILE).is_file() else None
     columns = merge_columns(config.data.columns if config else None, column)
-    labels = config.task.label_set or None if config else None
+    labels = config.task.label_names or None if config else None
+    read_answer = config.task.read_answer if config else None
     unanswered = _pool_files(config, workspace) if config else set()
     sources, problems = _expand_names(files)
     answers = _names_answers(column)
@@ -238,7 +240,7 @@ def check(
         # The pool's answers are never read, so that a wrong one in it is not a problem.
         allowed = None if isinstance(file, Path) and file.resolve() in unanswered else labels
         name = display_path(file, Path())
-        problems += find_problems(file, columns, allowed, name=name, answers=False)
+        problems += find_problems(file, columns, allowed, name=name, answers=False, read_answer=read_answer)
         if answers and columns and not any(problem.blocking and problem.file == name for problem in problems):
             try:
                 require_column(file, name, columns["completion"])

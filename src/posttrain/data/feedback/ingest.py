@@ -12,7 +12,7 @@ import pyarrow as pa
 from posttrain.data.feedback.entries import KINDS, Kind, Ratings, feedback_row, read_entry
 from posttrain.data.feedback.inbox import seal_inbox
 from posttrain.data.feedback.segment import sealed_segments
-from posttrain.data.reading.conversion import RecordConverter
+from posttrain.data.reading.conversion import AnswerReader, RecordConverter
 from posttrain.data.reading.reader import read
 from posttrain.data.reading.rows import Problem, Row, unknown_label_problem
 from posttrain.store.errors import UserError, shorten
@@ -130,7 +130,11 @@ def _read_batch(records: Path, segment: Path, mark: Path, ratings: Ratings) -> F
 
 
 def export_batch(
-    batch: FeedbackBatch, folders: Mapping[Kind, Path], columns: Mapping[str, str] | None, labels: Collection[str] = ()
+    batch: FeedbackBatch,
+    folders: Mapping[Kind, Path],
+    columns: Mapping[str, str] | None,
+    labels: Collection[str] = (),
+    read_answer: AnswerReader | None = None,
 ) -> list[Path]:
     """Writes a batch's records into folders by kind; the same batch always gives the same files.
 
@@ -140,6 +144,7 @@ def export_batch(
     Args:
         columns: which column of the workspace's files holds what; the records get the same columns.
         labels: the closed label set; empty for open-ended answers.
+        read_answer: refuses answers that the task cannot have; None: all texts are answers.
 
     Raises:
         UserError: the disk refused.
@@ -150,7 +155,7 @@ def export_batch(
         for line in file.read_bytes().splitlines():
             entry = json.loads(line)
             row = rename_columns(entry, columns or {})
-            if problem := _find_problem(row, file.name, columns, labels):
+            if problem := _find_problem(row, file.name, columns, labels, read_answer):
                 reason = f"{problem.message}; {problem.fix}" if problem.fix else problem.message
                 refused.append({**entry, "reason": reason})
             else:
@@ -174,14 +179,18 @@ def export_batch(
 
 
 def add_feedback(
-    root: Path, batches: Sequence[FeedbackBatch], columns: Mapping[str, str] | None, labels: Collection[str] = ()
+    root: Path,
+    batches: Sequence[FeedbackBatch],
+    columns: Mapping[str, str] | None,
+    labels: Collection[str] = (),
+    read_answer: AnswerReader | None = None,
 ) -> list[Path]:
     """Adds rated and corrected answers to a workspace's labelled records, and other prompts to its pool.
 
     Args:
         root: the workspace's folder.
         batches: from `ingest`.
-        columns: as in `export_batch`, as are ``labels``.
+        columns: as in `export_batch`, as are ``labels`` and ``read_answer``.
 
     Returns:
         The files that were written, which the next round reads.
@@ -189,7 +198,7 @@ def add_feedback(
     written = []
     for batch in batches:
         folders = {kind: root / "data" / ("pool" if kind == "pool" else "labelled") for kind in KINDS}
-        written += export_batch(batch, folders, columns, labels)
+        written += export_batch(batch, folders, columns, labels, read_answer)
         # After the files are written: a kill before leaves the feedback in the inbox, and the files are written again.
         batch.done()
     return written
@@ -201,10 +210,14 @@ def _write_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _find_problem(
-    row: dict[str, Any], name: str, columns: Mapping[str, str] | None, labels: Collection[str]
+    row: dict[str, Any],
+    name: str,
+    columns: Mapping[str, str] | None,
+    labels: Collection[str],
+    read_answer: AnswerReader | None,
 ) -> Problem | None:
     """Returns the reason why reading would refuse the row; None if it would not."""
-    for converted in RecordConverter(name, columns, answers=False)([Row(1, row)]):
+    for converted in RecordConverter(name, columns, answers=False, read_answer=read_answer)([Row(1, row)]):
         if isinstance(converted, Problem):
             return converted
         if labels and converted["completion"] is not None and converted["completion"] not in labels:

@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -35,8 +35,9 @@ from posttrain.data.reading.rows import (
     unknown_label_problem,
     with_count,
 )
-from posttrain.data.records.record import content_ids, image_name, records
-from posttrain.store.errors import closest_match, shorten, suggest
+from posttrain.data.records.record import assign_ids, content_ids, image_name, records
+from posttrain.models.task import labelled_text
+from posttrain.store.errors import UserError, closest_match, shorten, suggest
 
 Record = dict[str, Any]
 
@@ -45,6 +46,9 @@ BATCH_RECORDS = 8192  # of one table; bounds the memory of reading a file
 _COUNTED_ROWS = 1_000_000  # after the first bad record, among which others like it are counted
 
 OnSkipped = Callable[[Problem], None]
+
+AnswerReader = Callable[[str, str], str | None]
+"""Returns the answer that a file gives as text or JSON, by the text that is labelled; raises a UserError."""
 
 # Texts that programs write for a missing value, such as pandas for an empty cell.
 _NAN = ("nan", "NaN", "NAN")
@@ -119,6 +123,7 @@ class RecordConverter:
         answers: whether a mapped ``completion`` column is required (a pool may lack it).
         cells: whether values are cells of a CSV file, which hold lists of turns as JSON text.
         same_columns: whether all rows have the same columns, so that a problem with them is reported once.
+        read_answer: reads an answer, which may be a list or a number then; None: answers are texts as they are.
         locate: names another row in a message by its line.
 
     Attributes:
@@ -136,13 +141,14 @@ class RecordConverter:
         answers: bool = True,
         cells: bool = False,
         same_columns: bool = False,
+        read_answer: AnswerReader | None = None,
         locate: Callable[[int], str] = "line {}".format,
     ) -> None:
         self.source = source
         self.shape: Shape | None = None
         self.records = 0
         self._columns, self._answers, self._cells, self._same_columns = columns, answers, cells, same_columns
-        self._locate = locate
+        self._locate, self._read_answer = locate, read_answer
         self._others_count = bool(columns) and shape_of(columns or ()) is None
         self._line = 0
         self._names: tuple[str, ...] | None = None
@@ -232,7 +238,7 @@ class RecordConverter:
     def _record(self, row: Row, values: Record) -> Record:
         if self.shape is None:
             raise AssertionError("no row was looked at")
-        content = self.shape.convert(_parse_json_turns(values) if self._cells else values)
+        content = self._convert(self.shape, _parse_json_turns(values) if self._cells else values)
         # As an answer it would be learnt like any other label. Other formats have a null of their own.
         for answer in (content.completion, content.rejected) if self._cells else ():
             if answer in _NAN:
@@ -264,6 +270,23 @@ class RecordConverter:
             "line": row.line,
             "meta": meta,
         }
+
+    def _convert(self, shape: Shape, values: Record) -> Content:
+        """Converts a row, and reads its answer."""
+        if self._read_answer is None:
+            return shape.convert(values)
+        answer = values.get("completion")
+        is_turns = isinstance(answer, list) and any(isinstance(part, dict) and "role" in part for part in answer)
+        if type(answer) in (list, int) and not is_turns:
+            values = {**values, "completion": json.dumps(answer, ensure_ascii=False)}
+        content = shape.convert(values)
+        if content.completion is None:
+            return content
+        try:
+            text = labelled_text(content.prompt, content.text)
+            return replace(content, completion=self._read_answer(content.completion, text))
+        except UserError as error:
+            raise InvalidRecord("unknown label", error.what, error.fix) from None
 
 
 def turns_from_json(text: str) -> list[Mapping[str, Any]] | None:
@@ -395,6 +418,23 @@ def record_tables(
             waiting = []
     if waiting:
         yield records(waiting)
+
+
+def hide_answer(answer: str, text: str) -> None:
+    """Reads no answer, of a pool for example, whatever it is."""
+
+
+def read_answers(table: pa.Table, read_answer: AnswerReader) -> pa.Table:
+    """Returns a RECORD table with its answers read; raises a UserError with file and line for the first bad one."""
+    answers: list[str | None] = []
+    for row in table.select(["prompt", "text", "completion", "source", "line"]).to_pylist():
+        answer = row["completion"]
+        try:
+            answers.append(None if answer is None else read_answer(answer, labelled_text(row["prompt"], row["text"])))
+        except UserError as error:
+            raise UserError(error.what, where=f"{row['source']}:{row['line']}", fix=error.fix) from None
+    column = table.schema.get_field_index("completion")
+    return assign_ids(table.set_column(column, "completion", pa.array(answers, pa.string())))
 
 
 def require_known_labels(table: pa.Table, labels: Collection[str]) -> None:

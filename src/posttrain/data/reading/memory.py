@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from posttrain.data.reading.conversion import OnSkipped, Record, RecordConverter, record_tables
+from posttrain.data.reading.conversion import AnswerReader, OnSkipped, Record, RecordConverter, record_tables
 from posttrain.data.reading.formats import BATCH_ROWS, batch_rows
 from posttrain.data.reading.rows import COLUMN_KINDS, Problem, Row, Rows, check_row
 from posttrain.store.errors import UserError
@@ -24,6 +24,7 @@ def read_memory(
     name: str,
     columns: Mapping[str, str] | None = None,
     *,
+    read_answer: AnswerReader | None = None,
     skipped: OnSkipped | None = None,
     unused: Callable[[list[str]], None] | None = None,
 ) -> Iterator[pa.Table]:
@@ -36,6 +37,7 @@ def read_memory(
         data: an iterable of dictionaries, a table, a DataFrame or a ``datasets.Dataset``.
         name: what the caller calls it, such as ``data``: the ``source`` of its records, whose ``line`` counts from 1.
         columns: column of each field, such as ``{"prompt": "question"}``.
+        read_answer: reads answers, as `read` takes it.
         skipped: called with the problem of each record that is skipped, such as a failed request of a log.
         unused: called at the end with the columns that only ``meta`` keeps.
 
@@ -49,7 +51,7 @@ def read_memory(
     locate = partial(record_index, name)
 
     def items() -> Iterator[Record | Problem]:
-        conversion = RecordConverter(name, columns, same_columns=fixed, locate=locate)
+        conversion = RecordConverter(name, columns, same_columns=fixed, read_answer=read_answer, locate=locate)
         for item in conversion(rows):
             if isinstance(item, Problem):
                 of_all = item.line is None or (fixed and item.kind in COLUMN_KINDS)

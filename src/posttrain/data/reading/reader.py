@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from posttrain.data.reading.conversion import BATCH_RECORDS, OnSkipped, Record, RecordConverter, record_tables
+from posttrain.data.reading.conversion import (
+    BATCH_RECORDS,
+    AnswerReader,
+    OnSkipped,
+    Record,
+    RecordConverter,
+    hide_answer,
+    record_tables,
+)
 from posttrain.data.reading.data_files import (
     DELIMITERS,
     DataPath,
@@ -34,6 +42,7 @@ def read(
     *,
     name: str | None = None,
     answers: bool = True,
+    read_answer: AnswerReader | None = None,
     batch: int = BATCH_RECORDS,
     skipped: OnSkipped | None = None,
     unused: Callable[[list[str]], None] | None = None,
@@ -46,6 +55,7 @@ def read(
         columns: column of each field, such as ``{"prompt": "text", "completion": "category"}``.
         name: the name of the file in ``source`` and errors; None: ``path`` as given.
         answers: whether a mapped ``completion`` column is required (a pool may lack it).
+        read_answer: reads answers, which may be lists or numbers then; None: they are texts as they are.
         skipped: called with the problem of each record that is skipped, such as a failed request of a log.
         unused: called at the end with the columns that only ``meta`` keeps.
 
@@ -56,7 +66,7 @@ def read(
     # Checked here, not in the generator, which would raise only when it is first read.
     if problem := access_problem(to_data_path(path), str(path) if name is None else name):
         raise problem.error()
-    items = scan_records(path, columns, name=name, answers=answers, unused=unused)
+    items = scan_records(path, columns, name=name, answers=answers, read_answer=read_answer, unused=unused)
     return record_tables(items, batch, skipped)
 
 
@@ -66,13 +76,20 @@ def scan_records(
     *,
     name: str | None = None,
     answers: bool = True,
+    read_answer: AnswerReader | None = None,
     unused: Callable[[list[str]], None] | None = None,
 ) -> Iterator[Record | Problem]:
     """Yields every record of a file, and a problem for each bad one; takes the arguments of `read`."""
     source = str(path) if name is None else name
     where = to_data_path(path)
     cells = file_format(where) in DELIMITERS
-    conversion = RecordConverter(source, columns, answers=answers, cells=cells, same_columns=has_fixed_columns(where))
+    conversion = RecordConverter(
+        *(source, columns),
+        answers=answers,
+        cells=cells,
+        same_columns=has_fixed_columns(where),
+        read_answer=read_answer,
+    )
     refused = left_out = 0
     first = ""
     for item in conversion(read_rows(where, source)):
@@ -102,9 +119,10 @@ def check_file(
     *,
     name: str | None = None,
     answers: bool = True,
+    read_answer: AnswerReader | None = None,
 ) -> list[Problem]:
     """Returns all problems of a file, in line order."""
-    return list(find_problems(path, columns, labels, name=name, answers=answers))
+    return list(find_problems(path, columns, labels, name=name, answers=answers, read_answer=read_answer))
 
 
 def find_problems(
@@ -114,6 +132,7 @@ def find_problems(
     *,
     name: str | None = None,
     answers: bool = True,
+    read_answer: AnswerReader | None = None,
 ) -> Iterator[Problem]:
     """Yields the problems of a file in one pass, in about 200 bytes of memory a record.
 
@@ -124,6 +143,7 @@ def find_problems(
     among others that have one. The last three, and what is skipped, do not block: steps deal with them when a version
     is built.
     """
+    read_answer = hide_answer if read_answer is not None and labels is None else read_answer
     seen: dict[int, int] = {}
     answered: dict[int, int] = {}
     indices = {label: number for number, label in enumerate(labels)} if labels is not None else None
@@ -131,14 +151,15 @@ def find_problems(
     # Answers outside the label set get numbers of their own, so that conflicts among them are reported, too.
     numbers = dict(indices or {})
     unanswered: list[int] = []
-    for item in scan_records(path, columns, name=name, answers=answers):
+    for item in scan_records(path, columns, name=name, answers=answers, read_answer=read_answer):
         if isinstance(item, Problem):
             yield item
             continue
         file, line, answer = item["source"], item["line"], item["completion"]
         if answer is None and item["prompt"]:
             unanswered.append(line)
-        if indices is not None and answer is not None and answer not in indices:
+        # What reads answers has checked them.
+        if indices is not None and read_answer is None and answer is not None and answer not in indices:
             yield unknown_label_problem(answer, indices, file, line)
         distinct = len(seen)
         id, input_id = exact_record_ids(item)

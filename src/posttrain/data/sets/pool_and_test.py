@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as compute
 
 from posttrain.data.config import DataConfig
-from posttrain.data.reading.conversion import require_known_labels
+from posttrain.data.reading.conversion import AnswerReader, hide_answer, read_answers, require_known_labels
 from posttrain.data.reading.data_files import content_digest, locate_file
 from posttrain.data.reading.reader import read
 from posttrain.data.records.outcome import Outcome, Rejection, reject_rows
@@ -50,6 +50,7 @@ def build_pool_and_test(
     labels: Sequence[str] | None = None,
     versions: Versions = _NO_VERSIONS,
     suites: Sequence[Suite] = (),
+    read_answer: AnswerReader | None = None,
 ) -> LoopData:
     """Reads, checks and cleans the files and versions that ``config`` names.
 
@@ -62,6 +63,7 @@ def build_pool_and_test(
             different answers are rejected. None for open-ended answers.
         versions: The names in ``config`` that are versions, as `resolve_versions` finds them.
         suites: Evaluation records besides the test records.
+        read_answer: Reads answers that are not one text; None: they are texts as they are.
 
     Raises:
         UserError: on the first bad record, with file and line; no files; no answers where they are needed; records to
@@ -70,7 +72,7 @@ def build_pool_and_test(
     steps = [step.located(root) for step in applicable_steps(config.steps, labels or ())]
     for step in steps:
         step.check()
-    sources = _NamedSources(config, root, versions)
+    sources = _NamedSources(config, root, versions, read_answer)
     labelled = RecordSet("labelled", sources.answered_records(config.labelled, labels))
     pool = RecordSet(
         "pool", without_answers(concat([sources.training_records(name, answers=False) for name in config.pool]))
@@ -172,17 +174,25 @@ class _NamedSources:
     config: DataConfig
     root: Path
     versions: Versions
+    read_answer: AnswerReader | None = None
 
     def training_records(self, name: str, *, answers: bool) -> pa.Table:
         if name in self.versions:
-            return training_split(self.versions[name], name)
-        return concat(list(read(locate_file(self.root, name), self.config.columns, name=name, answers=answers)))
+            return self._read_answers(training_split(self.versions[name], name))
+        # The pool's answers are hidden, whatever they are.
+        read_answer = self.read_answer if answers or self.read_answer is None else hide_answer
+        path = locate_file(self.root, name)
+        return concat(list(read(path, self.config.columns, name=name, answers=answers, read_answer=read_answer)))
 
     def test_records(self, name: str) -> pa.Table:
         if name not in self.versions:
             return self.training_records(name, answers=True)
         training_ids = {self.versions[source].id for source in self._training_sources if source in self.versions}
-        return evaluation_split(self.versions[name], name, training_ids)
+        return self._read_answers(evaluation_split(self.versions[name], name, training_ids))
+
+    def _read_answers(self, table: pa.Table) -> pa.Table:
+        """Reads the answers of a version, which was built without knowing the task."""
+        return table if self.read_answer is None else read_answers(table, self.read_answer)
 
     def answered_records(self, names: Sequence[str], labels: Sequence[str] | None, *, test: bool = False) -> pa.Table:
         tables = [self.test_records(name) if test else self.training_records(name, answers=True) for name in names]
@@ -191,7 +201,8 @@ class _NamedSources:
             if answerless and (labels is not None or table["text"].null_count == table.num_rows):
                 fix = "name the column of the completion in `data.columns`" if name not in self.versions else None
                 raise UserError("no record has an answer", where=name, fix=fix)
-            if labels is not None:
+            # What reads answers has checked them.
+            if labels is not None and self.read_answer is None:
                 require_known_labels(table, labels)
         return concat(tables)
 

@@ -143,7 +143,7 @@ class Exact(GlobalStep):
 class Conflicts(GlobalStep):
     """Rejects all records with equal inputs and different answers, as nothing says which answer is right.
 
-    It is skipped without a closed label set, where one input may have several good answers. Preference pairs and
+    It is skipped for free text, where one input may have several good answers. Preference pairs and
     records without an answer pass. Inputs and answers are compared as `exact` compares records.
     """
 

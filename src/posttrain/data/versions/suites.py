@@ -30,7 +30,9 @@ def suite_records(suite: Suite, recipe: Recipe, root: Path, versions: Versions) 
         table = evaluation_split(versions[suite.file], suite.file, ())
     else:
         path = locate_file(root, suite.file)
-        table = concat(list(read(path, suite.columns or recipe.columns, name=suite.file)))
+        # Answers may be lists: only the inputs count here.
+        columns = suite.columns or recipe.columns
+        table = concat(list(read(path, columns, name=suite.file, read_answer=lambda answer, text: answer)))
     for step in recipe.steps:
         if step.evaluation and isinstance(step, RowStep):
             outcome = step.apply(table)

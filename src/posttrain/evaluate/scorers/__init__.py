@@ -15,6 +15,9 @@ SCORERS: Registry[Scorer] = Registry(
         "perplexity": "posttrain.evaluate.scorers.likelihood:PERPLEXITY",
         "preference": "posttrain.evaluate.scorers.likelihood:PREFERENCE",
         "python": "posttrain.evaluate.scorers.generation:PYTHON",
+        "rating": "posttrain.evaluate.scorers.parts:RATING",
+        "choices": "posttrain.evaluate.scorers.parts:CHOICES",
+        "spans": "posttrain.evaluate.scorers.parts:SPANS",
     },
     Scorer,
 )

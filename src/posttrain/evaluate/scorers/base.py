@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from posttrain.evaluate.config import SuiteConfig
+from posttrain.evaluate.metrics import ClassMetrics
 from posttrain.models.task import TaskConfig, Turns, record_turns
 from posttrain.store.errors import UserError
 
@@ -35,6 +36,7 @@ class ScorerOutput:
         tokens: int64 [N], tokens of the expected answer; zeros where they are not counted.
         labels: float32 [N, K], ln P(label | prompt) of the label set, normalised over it; None where not computed.
         metrics: Metrics of the scorer's own, by name.
+        per_class: Counts by label, of answers with several parts.
         ensemble: `Ensemble.describe`, of an ensemble.
     """
 
@@ -46,6 +48,7 @@ class ScorerOutput:
     tokens: np.ndarray
     labels: np.ndarray | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    per_class: Sequence[ClassMetrics] = ()
     ensemble: dict[str, Any] | None = None
 
 

@@ -103,12 +103,12 @@ def _rows(item: PortableItem, batch: Batch) -> Iterator[tuple[str, dict[str, Any
     for record in KINDS[batch.kind].records(resolution["answer"], Question(item.content, batch.labels)):
         prompt = record.get("prompt") or user_prompt(record.get("text") or "")
         answer = _reply(record["completion"])
-        # A rated answer is not one to imitate, even if it is good: the label in its record says so.
         if "label" in record:
             yield "kto", {"prompt": prompt, "completion": answer, "label": record["label"], **origin}
         elif "rejected" in record:
             yield "preference", {"prompt": prompt, "chosen": answer, "rejected": _reply(record["rejected"]), **origin}
-        if batch.kind not in ("rating", "preference", "ranking"):
+        # A rated answer is not one to imitate, even if it is good: the label in its record says so.
+        if batch.kind not in ("preference", "ranking") and "label" not in record:
             yield "sft", {"messages": [*prompt, *answer], **origin}
 
 

@@ -154,7 +154,9 @@ class _Sources:
     """The files and versions of the config, read at most once."""
 
     def __init__(self, context: RoundContext) -> None:
-        self.root, self.labels = context.workspace.root, context.config.task.label_set
+        self.root, self.task = context.workspace.root, context.config.task
+        # Answers with several parts may conflict, too.
+        self.labels = self.task.label_names
         self.config = with_added_files(context.config.data, self.root)
         self.versions = resolve_versions(self.config.files, self.root, context.workspace)
         self.suites = other_suites(context.config)
@@ -163,6 +165,7 @@ class _Sources:
     @property
     def settings(self) -> dict[str, Any]:
         values: dict[str, Any] = {"data": self.config.model_dump(mode="json"), "labels": self.labels}
+        values |= {"answers": self.task.kind} if self.task.read_answer else {}
         # A step that drops records by a file depends on the content of that file too.
         if steps := [step for step in self.config.every_round_steps if not step.training_only]:
             values["drop"] = [step.located(self.root).key() for step in steps]
@@ -171,7 +174,8 @@ class _Sources:
     # Cached and lazy: three stages share one pass over the files, and none reads them if all three are found.
     @cached_property
     def built(self) -> LoopData:
-        data = build_pool_and_test(self.config, self.root, self.labels or None, self.versions, self.suites)
+        labels, read_answer = self.labels or None, self.task.read_answer
+        data = build_pool_and_test(self.config, self.root, labels, self.versions, self.suites, read_answer)
         if not data.test.num_rows:
             raise UserError(
                 "there is no record to test on",

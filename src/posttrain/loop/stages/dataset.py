@@ -122,7 +122,7 @@ class BuildDataset(Stage):
             parent,
             self._new_records(context, parent, labelled),
             parent_id=self.parent,
-            labels=context.config.task.label_set or None,
+            labels=context.config.task.label_names or None,
             labelled=labelled,
             steps=[step.located(root) for step in data.every_round_steps],
             evaluation=concat(list(measured.values())),
@@ -142,7 +142,7 @@ def training_set_settings(context: RoundContext) -> dict[str, Any]:
     """Returns the label set and the steps that remove training records, for the key of a stage that builds a set."""
     root, steps = context.workspace.root, context.config.data.every_round_steps
     first = next((step for step in steps if step.removes_leaks), None)
-    settings: dict[str, Any] = {"labels": context.config.task.label_set}
+    settings: dict[str, Any] = {"labels": context.config.task.label_names}
     settings["decontaminate"] = first.key() if first else None
     if others := [step.located(root).key() for step in steps if step is not first]:
         settings["drop"] = others

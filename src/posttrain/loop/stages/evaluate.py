@@ -32,8 +32,8 @@ log = logging.getLogger("posttrain")
 LATENCY = "latency.json"
 
 _HEADLINES = (
-    *("accuracy", "macro_f1", "token_f1", "score", "preference_accuracy", "perplexity"),
-    *("invalid_rate", "latency_p99"),
+    *("accuracy", "record_f1", "micro_f1", "macro_f1", "mean_absolute_error", "token_f1", "score"),
+    *("preference_accuracy", "perplexity", "invalid_rate", "latency_p99"),
 )
 
 

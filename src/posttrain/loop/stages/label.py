@@ -24,7 +24,7 @@ from posttrain.loop.record import LoopRecord
 from posttrain.loop.score_files import BATCH, LABELS, SCORES, UNLABELLED, chosen_records
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.answer import Answer, read_answers
-from posttrain.loop.stages.suggest import suggestions_of, with_suggestions
+from posttrain.loop.stages.suggest import suggestions_of, with_suggestions, with_usable_suggestions
 from posttrain.loop.state import RoundState, save_state
 from posttrain.report.charts.bars import bars, count_rows
 from posttrain.report.section import Section
@@ -58,7 +58,7 @@ def check_answers(config: Config, root: Path) -> None:
 
 def _check_file(config: Config, path: Path, name: str, columns: dict[str, str] | None) -> int:
     """Checks the answers of a file; returns their number."""
-    table = concat(list(read(path, columns, name=name)))
+    table = concat(list(read(path, columns, name=name, read_answer=config.task.read_answer)))
     if config.task.label_set:
         require_known_labels(table, config.task.label_set)
     return int(table.num_rows - table["completion"].null_count)
@@ -126,7 +126,7 @@ class Label(Stage):
         return {
             "annotator": config.annotator,
             "error_rate": config.error_rate.get(context.number, 0.0),
-            "labels": context.config.task.label_set,
+            "labels": context.config.task.label_names,
             "columns": _columns(context.config),
         }
 
@@ -145,7 +145,7 @@ class Label(Stage):
         by_people = [not by_model for by_model in labelled_by_model(answers)]
         shown = request.take(kept).suggestions
         seen = None if shown is None else [text if own else None for text, own in zip(shown, by_people, strict=True)]
-        return label_summary(answers, seen, unlabelled=list(reasons.values()))
+        return label_summary(answers, seen, unlabelled=list(reasons.values()), form=request.form)
 
 
 def labels_section(counts: Mapping[str, int]) -> Section:
@@ -168,7 +168,8 @@ def label_request(context: RoundContext, selection: str, pool: str) -> tuple[pa.
         round=context.number,
         seed=context.seed("label"),
         folder=context.workspace.root,
-        labels=context.config.task.label_set or None,
+        labels=context.config.task.label_names or None,
+        form=context.config.task.form,
         suggestions=suggestions,
         suggested_by=context.state.champion,
         reasons=why["why"].to_pylist(),
@@ -177,7 +178,7 @@ def label_request(context: RoundContext, selection: str, pool: str) -> tuple[pa.
     )
     pairs = read_answers(context)
     if pairs is None:
-        return batch, with_suggestions(context, batch, request)
+        return batch, with_usable_suggestions(batch, with_suggestions(context, batch, request))
     rows = [row for row, id in enumerate(batch["id"].to_pylist()) if id in pairs]
     batch = batch.take(pa.array(rows, pa.int64()))
     # Two answers are compared without a suggestion of which is better.
@@ -187,11 +188,11 @@ def label_request(context: RoundContext, selection: str, pool: str) -> tuple[pa.
 
 def round_annotator(workspace: Workspace, config: Config) -> Annotator:
     """Builds the annotator that the config names."""
-    return build_annotator(config.label, workspace.root, _read, _columns(config), workspace.metadata)
 
+    def read_records(path: Path, columns: Mapping[str, str] | None) -> Iterator[pa.Table]:
+        return read(path, columns, read_answer=config.task.read_answer)
 
-def _read(path: Path, columns: Any, *, name: str | None = None) -> Iterator[pa.Table]:
-    return read(path, columns, name=name)
+    return build_annotator(config.label, workspace.root, read_records, _columns(config), workspace.metadata)
 
 
 def _columns(config: Config) -> dict[str, str] | None:

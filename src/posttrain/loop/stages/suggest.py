@@ -22,7 +22,8 @@ from posttrain.loop.stage import Stage
 from posttrain.loop.state import RoundState
 from posttrain.loop.teachers import ChampionTeacher, build_teacher, calibrated
 from posttrain.models.binomial import clopper_pearson
-from posttrain.store.errors import DamagedArtifactError
+from posttrain.models.task import labelled_text
+from posttrain.store.errors import DamagedArtifactError, UserError
 from posttrain.store.message import Message
 from posttrain.store.workspace import Workspace
 
@@ -98,7 +99,7 @@ class Suggest(Stage):
             "options": dict(self.teacher.settings()),
             "answers_count": config.label.annotator in TEACHERS,
             "accept_error": config.label.accept_error,
-            "task": config.task.model_dump(mode="json", exclude={"kind"}),
+            "task": config.task.key,
         }
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
@@ -190,6 +191,22 @@ def with_suggestions(context: RoundContext, batch: pa.Table, request: Annotation
         accepted=[yes and not hide for yes, hide in zip(table["accepted"], hidden, strict=True)],
         suggested_by=f"model:{context.artifact(id).meta['teacher']}",
     )
+
+
+def with_usable_suggestions(batch: pa.Table, request: AnnotationRequest) -> AnnotationRequest:
+    """Returns the request without suggestions that are not an answer of its form; people answer these records."""
+    if request.form is None or request.suggestions is None:
+        return request
+    texts = [labelled_text(*pair) for pair in zip(batch["prompt"].to_pylist(), batch["text"].to_pylist(), strict=True)]
+    suggestions: list[str | None] = []
+    for suggestion, text in zip(request.suggestions, texts, strict=True):
+        try:
+            suggestions.append(None if suggestion is None else request.form.read(suggestion, text))
+        except UserError:
+            suggestions.append(None)
+    usable = [suggestion is not None for suggestion in suggestions]
+    accepted = request.accepted and [yes and can for yes, can in zip(request.accepted, usable, strict=True)]
+    return replace(request, suggestions=suggestions, accepted=accepted)
 
 
 def rest_for_people(batch: pa.Table, request: AnnotationRequest) -> tuple[pa.Table, AnnotationRequest]:

@@ -185,7 +185,7 @@ def cached_scores(
             "group": group.name,
             "version": group.version,
             "settings": dict(group.settings),
-            "task": model.task.model_dump(mode="json", exclude={"kind"}),
+            "task": model.task.key,
         }
     )
     partition = cache.partition(model.id, f"{group.name}-{key[:16]}")

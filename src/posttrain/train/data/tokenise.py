@@ -120,7 +120,7 @@ def token_set_key(encoder: Encoder, records: pa.Table, max_length: int, shape: R
             "tokenizer": _tokenizer_digest(encoder.chat.tokenizer),
             "template": encoder.chat.tokenizer.chat_template,
             "stop_ids": sorted(encoder.chat.stop_ids),
-            "task": {"system": task.system, "template": task.template},
+            "task": {"system": task.system, "template": task.full_template},
             # Only a classifier's targets depend on the labels: adding one must not throw other sets away.
             "labels": task.label_set if shape == "class" else None,
             "max_length": max_length,

@@ -51,7 +51,7 @@ _LIMITS: dict[str, Mapping[str, int]] = {
 }
 """What may be limited, and the units of its amount."""
 
-_LEAST = frozenset({LOSS, "perplexity", "invalid_rate", "ece", *COSTS, *MODEL_COSTS})
+_LEAST = frozenset({LOSS, "perplexity", "invalid_rate", "ece", "mean_absolute_error", *COSTS, *MODEL_COSTS})
 
 _BY_LABELS, _BY_TEXT = ("label_likelihood", "exact_match"), ("exact_match", "preference", "perplexity", "token_f1")
 
