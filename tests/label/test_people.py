@@ -273,8 +273,8 @@ def test_labels_that_came_late_are_filled_in_when_their_record_is_selected_again
         pytest.raises(Waiting, match=r"1 of 3 are filled in labels/round-2\.csv"),
     ):
         people.annotate(again, replace(request_of, round=2))
-    assert "1 label that came late in labels/round-1.csv are filled in labels/round-2.csv" in caplog.text
-    assert "1 label came late in labels/round-1.csv: they count once their records are selected again" in caplog.text
+    assert "1 label that came late in labels/round-1.csv: filled in labels/round-2.csv" in caplog.text
+    assert "1 label came late in labels/round-1.csv: to count once selected again" in caplog.text
     second = people.annotate(again, replace(request_of, round=2, partial=True))
     assert sources(second) == [("loan", "file", None)]
     # A file that is damaged by now stops no round.

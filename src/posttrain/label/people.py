@@ -149,10 +149,11 @@ class PeopleAnnotator(Annotator):
                 log.warning("%s; labels that came late are not read from this file", error)
                 continue
             if own := {id: label for id, label in filled.items() if id in records}:
-                log.info("  %d labels that came late in %s are filled in %s", len(own), file, name)
+                log.info("  %s that came late in %s: filled in %s", counted(len(own), "label"), file, name)
                 late |= own
             if others := len(filled) - len(own):
-                log.info("  %d labels came late in %s: they count once their records are selected again", others, file)
+                late_labels = counted(others, "label")
+                log.info("  %s came late in %s: to count once selected again", late_labels, file)
         return late
 
     def take_files(self, batch_name: str, batch: pa.Table, request: AnnotationRequest) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 from posttrain.merge.sources import WeightSource, is_embedding
 from posttrain.merge.vocabulary_view import VocabularyView
 from posttrain.store.errors import UserError, shorten, suggest
+from posttrain.store.message import counted
 
 log = logging.getLogger("posttrain")
 
@@ -159,7 +160,7 @@ class _Vocabulary:
                 shorten(repr(lost[0])),
             )
         if not is_template and (missing := int((rows < 0).sum())):
-            log.warning("%s lacks %s rows of tokens, which take no part", self.source.name, f"{missing:,}")
+            log.warning("%s lacks %s of tokens, which take no part", self.source.name, counted(missing, "row"))
 
 
 def _owner(
