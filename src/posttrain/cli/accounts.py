@@ -19,7 +19,12 @@ app = typer.Typer(
 _ACTOR = "terminal"
 
 Name = Annotated[str, typer.Argument(help="The account's name.")]
-Role = Annotated[str, typer.Option(help="owner, reviewer, annotator or viewer; each may do what those after it may.")]
+Role = Annotated[
+    str,
+    typer.Option(
+        help="owner, reviewer, annotator or viewer; each may do what those after it may, but annotators see no loop."
+    ),
+]
 Note = Annotated[str, typer.Option(help="A remark for the list, such as whom it is for.")]
 Url = Annotated[str, typer.Option(help="The address under which people reach `posttrain serve`.")]
 LOCAL_URL = "http://127.0.0.1:8600"

@@ -17,7 +17,10 @@ from posttrain.store.label_tables import accounts, tokens
 from posttrain.store.metadata import Metadata
 
 RANKS = {"viewer": 0, "annotator": 1, "reviewer": 2, "owner": 3}
-"""Roles that can sign in; each may do everything that those below it may. `model` is not one of them."""
+"""Roles that can sign in; each may do everything that those below it may, but that annotators do not read the loop.
+
+`model` is not one of them.
+"""
 
 SESSION_IDLE = timedelta(hours=12)
 SESSION_LONGEST = timedelta(days=14)

@@ -250,3 +250,33 @@ def test_the_page_is_chinese_for_who_reads_chinese(live: Any) -> None:
     assert "Suggestion" not in visible
     visit.assert_accessible()
     assert json.loads(page.get_attribute(".labelling", "data-texts") or "")["skip"] == "跳过"
+
+
+@pytest.mark.parametrize("width", [1200, 390])
+def test_a_label_breaks_between_its_words(live: Any, width: int) -> None:
+    labels = [
+        "Refund_not_showing_up",
+        "wrong_exchange_rate_for_cash_withdrawal",
+        "card payment fee charged twice",
+        "no",
+    ]
+    live.queue.add_batch(f"breaks-{width}", "choice", messages(1, suggestion=None), labels=labels)
+    page = open_item(live.visit("anna", width), f"breaks-{width}")
+    lines = page.locator(".option > span:last-of-type").evaluate_all(
+        """spans => spans.map((span) => {
+          const lines = []; let top = null;
+          const walker = document.createTreeWalker(span, NodeFilter.SHOW_TEXT);
+          while (walker.nextNode()) for (let at = 0; at < walker.currentNode.length; at++) {
+            const range = document.createRange();
+            range.setStart(walker.currentNode, at); range.setEnd(walker.currentNode, at + 1);
+            const box = range.getBoundingClientRect(), letter = walker.currentNode.data[at];
+            if (top === null || Math.abs(box.top - top) > 4) { lines.push(""); top = box.top; }
+            lines[lines.length - 1] += letter;
+          }
+          return lines;
+        })"""
+    )
+    assert ["".join(each) for each in lines] == labels
+    assert any(len(each) > 1 for each in lines)
+    for each in lines:
+        assert all(line.rstrip(" ")[-1:] == "_" or line.endswith(" ") for line in each[:-1]), each

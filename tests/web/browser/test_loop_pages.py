@@ -286,3 +286,19 @@ def test_markup_in_records_names_and_notes_stays_text(live_new: Any) -> None:
     assert MARKUP in page.locator("#text").inner_text()
     visit.assert_quiet()
     assert PASSWORD not in page.content()
+
+
+def test_a_phone_shows_the_numbers_of_people_and_quality(live_loop: Any) -> None:
+    visit = live_loop.visit("olga", 390)
+    for path in ("/people", "/quality", "/runs"):
+        page = visit.open(path)
+        if path == "/quality":
+            page.wait_for_selector("table.stacked")
+        ends = page.locator("table.stacked tbody td").evaluate_all(
+            "cells => cells.filter((cell) => /[0-9]/.test(cell.innerText)).map((cell) => {"
+            " const range = document.createRange(); range.selectNodeContents(cell);"
+            " return range.getBoundingClientRect().right; })"
+        )
+        assert ends, path
+        assert max(ends) <= 390, path
+    visit.assert_quiet()
