@@ -1,10 +1,10 @@
-"""A folder of the user's cache is made once, and again where it is damaged."""
+"""Values and folders of the user's cache are read where they are whole, and made again where they are damaged."""
 
 from pathlib import Path
 
 import pytest
 
-from posttrain.store.user_cache import cache_folder, fill_folder
+from posttrain.store.user_cache import cache_folder, fill_folder, read_user_cache, write_user_cache
 
 FILES = {"model.safetensors": bytes(range(256)) * 40, "nested/config.json": b"{}"}
 
@@ -49,3 +49,15 @@ def test_a_cache_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
     made: list[Path] = []
     assert fill(tmp_path / "1", made) == fill(tmp_path / "2", made) == FILES
     assert len(made) == 2
+
+
+def test_a_damaged_value_is_not_read() -> None:
+    write_user_cache("kind", "key", [1, 2])
+    assert read_user_cache("kind", "key") == [1, 2]
+    cache = cache_folder()
+    assert cache is not None
+    (file,) = (cache / "kind").iterdir()
+    content = file.read_bytes()
+    for damaged in (content.replace(b"[1, 2]", b"[1, 3]"), content[:-1], b""):
+        file.write_bytes(damaged)
+        assert read_user_cache("kind", "key") is None
