@@ -155,7 +155,7 @@ class Tune(Stage):
         # Here, as `status` lists the stages without torch.
         from posttrain.tune.trainings.held_out import split_rows
 
-        rows, held_out = split_rows(training.records, tune, base.data.columns, root)
+        rows, held_out = split_rows(training.records, tune, base.data.columns, context.config.task, root)
         if tune.held_out.share is None:
             # A share comes of records that were checked with the training set.
             measured = measured_on(base, context.dataset(context.state.id("test")).records, root)

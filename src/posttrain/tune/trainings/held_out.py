@@ -16,6 +16,7 @@ from posttrain.data.split.assignment import first_of_component, hash_draw, links
 from posttrain.data.split.config import SplitsConfig
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.decontaminate import Decontaminate
+from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.store.paths import locate_path
 from posttrain.train.standalone import TrainJobConfig
@@ -34,7 +35,7 @@ def split_records(records: pa.Table, tune: TuneConfig, config: TrainJobConfig, r
     Raises:
         UserError: the file cannot be read, or nothing is left to train on or to measure on.
     """
-    kept, held_out = split_rows(records, tune, config.columns, root)
+    kept, held_out = split_rows(records, tune, config.columns, config.task, root)
     training = records.filter(pa.array(kept))
     if tune.held_out.share is None and training.num_rows < records.num_rows:
         count = records.num_rows - training.num_rows
@@ -50,7 +51,7 @@ def split_records(records: pa.Table, tune: TuneConfig, config: TrainJobConfig, r
 
 
 def split_rows(
-    records: pa.Table, tune: TuneConfig, columns: dict[str, str] | None, root: Path
+    records: pa.Table, tune: TuneConfig, columns: dict[str, str] | None, task: TaskConfig, root: Path
 ) -> tuple[Rows, pa.Table]:
     """Returns which records to train on, bool [records], and the RECORD table of those that are held out.
 
@@ -62,7 +63,8 @@ def split_rows(
         training, rows = hold_out(records, share)
         return training, records.filter(pa.array(rows))
     path = locate_path(root, tune.held_out.data)
-    held_out = concat(list(read(path, tune.held_out.columns or columns, name=tune.held_out.data)))
+    columns = tune.held_out.columns or columns
+    held_out = concat(list(read(path, columns, name=tune.held_out.data, read_answer=task.read_answer)))
     held_ids = set(held_out["id"].to_pylist())
     return np.array([record not in held_ids for record in records["id"].to_pylist()], bool), held_out
 
