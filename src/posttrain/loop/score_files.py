@@ -17,7 +17,7 @@ SCORES, HARD_CASES, LABELLED = "scores.parquet", "hard_cases.npy", "labelled.npy
 UNSCORED = "unscored.parquet"
 """Pool records that were only embedded, by the schema of the scores."""
 
-SCORED_LATER = "asked_since.parquet"
+ASKED_SINCE = "asked_since.parquet"
 """Those of them that were chosen and scored then, by the same schema; lies with the selection."""
 
 LABELLED_SCORES = "labelled.parquet"
@@ -51,7 +51,7 @@ def read_champion_scores(scores: Path, selection: Path, columns: list[str] | Non
         selection: Folder of its selection.
         columns: Names of columns of the score table; None for all.
     """
-    files = [scores / SCORES] + ([selection / SCORED_LATER] if (selection / SCORED_LATER).exists() else [])
+    files = [scores / SCORES] + ([selection / ASKED_SINCE] if (selection / ASKED_SINCE).exists() else [])
     return pa.concat_tables([parquet.read_table(file, columns=columns) for file in files])
 
 

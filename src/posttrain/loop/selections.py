@@ -15,7 +15,7 @@ from posttrain.loop.gain import STAGE as GAIN
 from posttrain.loop.gain import current_estimate
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.record import LoopRecord, RoundRecord
-from posttrain.loop.score_files import BATCH, LABELS, MAP, SCORED_LATER, SCORES
+from posttrain.loop.score_files import ASKED_SINCE, BATCH, LABELS, MAP, SCORES
 from posttrain.loop.state import RoundState
 from posttrain.models.task import record_turns
 from posttrain.report.charts.curve import FloatArray
@@ -194,9 +194,9 @@ def _read_selection(
     # The batch itself keeps the entropy if the score table is lost.
     if not values:
         values = _column_by_id(batch, "uncertainty")
-    elif (folder / SCORED_LATER).exists():
+    elif (folder / ASKED_SINCE).exists():
         # Records that were only embedded got their scores after the choice: the histogram has to include them.
-        since = _column_by_id(parquet.read_table(folder / SCORED_LATER), selection.score)
+        since = _column_by_id(parquet.read_table(folder / ASKED_SINCE), selection.score)
         selection = replace(selection, scored_since=_as_array(since))
         values |= since
     records = tuple(_chosen_record(record, values, inputs, answers) for record in batch.to_pylist())

@@ -31,17 +31,21 @@ class Mesh:
         """Returns the mesh of a training in one process."""
         return cls()
 
-    def agree(self, value: Value) -> Value:
-        """Returns the value that all processes act on: True if it is True in one of them, else the first one's value.
+    def any(self, flag: bool) -> bool:
+        """Returns True if the flag is True in one of the processes.
 
         A process that decided by itself would leave the others waiting for it.
         """
+        return flag
+
+    def from_first(self, value: Value) -> Value:
+        """Returns the first process's value, such as a decision that all act on."""
         return value
 
     def sum(self, values: Value) -> Value:
         """Sums numbers, or dictionaries and tuples of numbers, over all processes."""
         return values
 
-    def norm(self, norms: dict[str, float]) -> dict[str, float]:
+    def join_norms(self, norms: dict[str, float]) -> dict[str, float]:
         """Joins the L2 norms of the parts of a gradient that the processes hold."""
         return norms

@@ -203,7 +203,7 @@ class Evaluation:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
                 values |= self._score(lm, self._records)
         set_random_state(random)
-        values = mesh.agree(values)
+        values = mesh.from_first(values)
         log.info("  held out, after %d steps: %s", done, ", ".join(f"{name} {v:.4g}" for name, v in values.items()))
         return values
 

@@ -136,7 +136,7 @@ class Recovery:
         # Steps come first, as they are the same on every machine.
         by_steps = config.every_steps is not None and done % config.every_steps == 0
         by_clock = config.every_seconds is not None and time.monotonic() - self._saved_at >= config.every_seconds
-        return self.mesh.agree(by_steps or by_clock)
+        return self.mesh.any(by_steps or by_clock)
 
     def save(self, *, last: bool) -> bool:
         """Saves a checkpoint.
@@ -169,18 +169,18 @@ class Recovery:
             monitored: False for a step that the monitor leaves out.
 
         Returns:
-            Whether training continues after this step as it is; if not, a decision was carried out.
+            Whether a decision changed the training, which then has no checkpoint after this step.
 
         Raises:
             WorkError: a decision is to stop.
         """
         monitor = self.state.monitor
         with phase("watch"):
-            after = self.mesh.agree(monitor.observe(values)) if monitored else []
+            after = self.mesh.from_first(monitor.observe(values)) if monitored else []
         decisions = [*([before] if before else []), *after]
         gravest = after[0] if after else None
         if gravest and gravest.restores and self.act(gravest, decisions):
-            return False
+            return True
         # Decisions of steps that a rollback took away are written with the first step that stays.
         reported = [*self.unreported, *decisions]
         self.unreported.clear()
@@ -189,9 +189,9 @@ class Recovery:
             with phase("watch"):
                 self.sink.write(values, reported)
         if not gravest or gravest.restores or gravest.action == "warn":
-            return True
+            return False
         self.act(gravest, decisions)
-        return False
+        return True
 
     def act(self, decision: MonitorDecision, decisions: list[MonitorDecision]) -> bool:
         """Carries out a decision.
@@ -210,7 +210,7 @@ class Recovery:
             log.stopping_decisions = self.state.monitor.report()
             log.write(self.scratch)
             raise stop_error(decision)
-        available = self.mesh.agree(self.checkpoints.steps()) if decision.restores else []
+        available = self.mesh.from_first(self.checkpoints.steps()) if decision.restores else []
         if decision.action == "lower_rate":
             if available:
                 interventions.rollback_lr_scale *= LOWER_RATE_FACTOR

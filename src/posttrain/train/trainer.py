@@ -136,7 +136,7 @@ class Trainer:
             advance(len(steps))
             if steps:
                 log.info("  resumes behind step %d of %d", len(steps), total)
-            stop = self.mesh.agree(self.callbacks.on_begin(len(steps), total)) and len(steps) < total
+            stop = self.mesh.any(self.callbacks.on_begin(len(steps), total)) and len(steps) < total
             # The number of finished steps is the position: nothing else counts them that could disagree after a
             # rollback.
             while not stop and len(steps) < total and not self._stops_early():
@@ -145,12 +145,12 @@ class Trainer:
                 profile_step()
                 # A rollback shortens the list, and the progress with it.
                 advance(len(steps) - before, f"loss {steps[-1].loss:.4g}" if steps else "")
-                stop = self.mesh.agree(len(steps) > before and self._call_back()) and len(steps) < total
+                stop = self.mesh.any(len(steps) > before and self._call_back()) and len(steps) < total
                 # A signal counts behind the last step too: it ends the program, and not this training alone.
-                if self.mesh.agree(requested_exit()):
+                if self.mesh.any(requested_exit()):
                     stop = True
             if stop or self.keep_end:
-                self.save_checkpoint(last=True)
+                self.save_if_due(last=True)
         return not stop
 
     def _stops_early(self) -> bool:
@@ -206,12 +206,12 @@ class Trainer:
         norms, norm = self.gradient_norms()
 
         # The loss scaler handles a gradient that overflowed in float16, and a skipped step has been judged before.
-        overflowed = state.loss_scale.enabled and mesh.agree(state.loss_scale.overflowed(result.loss, norm))
+        overflowed = state.loss_scale.enabled and mesh.any(state.loss_scale.overflowed(result.loss, norm))
         monitored = step not in state.interventions.skipped_steps and not overflowed
         decision = update_ratio = None
         if monitored:
             with phase("watch"):
-                decision = mesh.agree(state.monitor.before_step(result.loss, norm, result.supervised, step))
+                decision = mesh.from_first(state.monitor.before_step(result.loss, norm, result.supervised, step))
         # A warning is for the log only; everything else keeps this gradient out of the weights.
         if monitored and (decision is None or decision.action == "warn"):
             update_ratio = self.optimizer_step(step, lr, norm)
@@ -243,8 +243,9 @@ class Trainer:
         for hook in state.hooks:
             hook.observe(step, result.loss)
         # The best evaluation is kept also where the monitor has lowered the rate after it.
-        if parts.recovery.finish_step(values, decision, monitored=monitored) or self._is_best():
-            self.save_checkpoint()
+        intervened = parts.recovery.finish_step(values, decision, monitored=monitored)
+        if not intervened or self._is_best():
+            self.save_if_due()
 
     def forward_backward(self, batch: Batch) -> tuple[Batch, StepResult]:
         """Accumulates the gradient of a step; on out-of-memory, halves the micro-batch and retries the step.
@@ -258,7 +259,7 @@ class Trainer:
         while True:
             random = random_state()  # a retry draws the same dropout
             result = self._try_gradients(batch)
-            out_of_memory = self.mesh.agree(result is None)
+            out_of_memory = self.mesh.any(result is None)
             if result and not out_of_memory:
                 return batch, result
             self.state.weights.zero_grad()
@@ -316,7 +317,7 @@ class Trainer:
     def gradient_norms(self) -> tuple[dict[str, float], float]:
         """Returns the L2 norm of the gradient by layer group, and of all, on the float32 sums and before clipping."""
         with phase("clip"):
-            norms, scale = self.mesh.norm(self.state.weights.gradient_norms()), self.state.loss_scale.value
+            norms, scale = self.mesh.join_norms(self.state.weights.gradient_norms()), self.state.loss_scale.value
         return {name: norm / scale for name, norm in norms.items()}, math.hypot(*norms.values()) / scale
 
     def optimizer_step(self, step: int, lr: float, norm: float) -> float | None:
@@ -330,7 +331,7 @@ class Trainer:
         self.parts.recovery.reserve_memory()
         return ratio
 
-    def save_checkpoint(self, *, last: bool = False) -> None:
+    def save_if_due(self, *, last: bool = False) -> None:
         """Saves a checkpoint if one is due, or before the process ends."""
         done = len(self.state.steps)
         # After the last step the result is stored.

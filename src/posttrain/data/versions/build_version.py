@@ -89,6 +89,14 @@ def build_version(
         name: versions[name].id if name in versions else content_digest(locate_file(root, name), name)
         for name in (suite.file for suite in suites)
     }
+    inputs = {source.name: source.digest for source in sources} | {f"suite {name}": of for name, of in digests.items()}
+    config = {
+        **recipe.keys(),
+        "files": [source.name for source in sources],
+        "suites": [suite.model_dump(mode="json") for suite in suites],
+    }
+    # Identifies files and recipe, whatever the version grew from: see `_history_id`.
+    made_of = stage_key(STAGE, VERSION, inputs, config, 0)
 
     def work(out: Path, scratch: Path) -> Mapping[str, Any]:
         begin()
@@ -111,14 +119,6 @@ def build_version(
         parts = sorted({id for ids in phases for id in ids})
         return {**write_version(out, build, meta), PARTS: parts}
 
-    inputs = {source.name: source.digest for source in sources} | {f"suite {name}": of for name, of in digests.items()}
-    config = {
-        **recipe.keys(),
-        "files": [source.name for source in sources],
-        "suites": [suite.model_dump(mode="json") for suite in suites],
-    }
-    # Identifies files and recipe, whatever the version grew from: see `_history_id`.
-    made_of = stage_key(STAGE, VERSION, inputs, config, 0)
     artifact = run_stage(
         workspace,
         STAGE,

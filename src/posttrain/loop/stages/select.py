@@ -20,13 +20,13 @@ from posttrain.loop.history import finished_states
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.record import LoopRecord, RoundRecord, StageReport
 from posttrain.loop.score_files import (
+    ASKED_SINCE,
     BATCH,
     CASES,
     HARD_CASES,
     HARD_RECORDS,
     LABELLED,
     MAP,
-    SCORED_LATER,
     SCORES,
     UNSCORED,
     cases_from_rows,
@@ -164,7 +164,11 @@ class Select(Stage):
         table, labelled = parquet.read_table(folder / SCORES), load_array(folder / LABELLED)
         unscored = parquet.read_table(folder / UNSCORED) if (folder / UNSCORED).exists() else None
         batch = choose_batch(
-            *(config, strategy, table, self.n, context.seed("select")),
+            config,
+            strategy,
+            table,
+            self.n,
+            context.seed("select"),
             unscored=unscored,
             targets=focus,
             labelled=labelled,
@@ -172,7 +176,7 @@ class Select(Stage):
         )
         if not self.cold and batch["predicted"].null_count:
             scored = _score_selected(context, self.champion, batch, context.dataset(self.pool).records, self.scores)
-            parquet.write_table(scored, out / SCORED_LATER)
+            parquet.write_table(scored, out / ASKED_SINCE)
             batch = with_predictions(batch, scored)
         parquet.write_table(batch, out / BATCH)
         embedded = table if unscored is None else pa.concat_tables([table, unscored])
