@@ -104,8 +104,9 @@ def test_somebody_is_invited_joins_and_signs_in(live_loop: Any) -> None:
     guest.fill("#repeat", "a new long password")
     guest.get_by_role("button", name="Create the account").click()
     guest.wait_for_url(f"{live_loop.address}/")
-    guest.goto(f"{live_loop.address}/dashboard")
+    guest.goto(f"{live_loop.address}/label")
     assert guest.get_by_role("link", name="dana").is_visible()
+    assert not guest.get_by_role("link", name="Dashboard").is_visible()
     assert guest.goto(link).status == 404, "and is used once"
     guest.context.close()
     page.reload()
@@ -188,7 +189,7 @@ def test_the_dashboard_follows_a_run_that_trains(live_new: Any) -> None:
 
 
 def test_trainings_are_compared_side_by_side(live_loop: Any) -> None:
-    visit = live_loop.visit("anna")
+    visit = live_loop.visit("rosa")
     page = visit.open("/runs")
     page.get_by_role("checkbox", name="round 1").check()
     page.get_by_role("checkbox", name="round 2").check()
@@ -202,7 +203,7 @@ def test_trainings_are_compared_side_by_side(live_loop: Any) -> None:
 
 
 def test_records_are_searched_and_lead_to_their_models(live_loop: Any) -> None:
-    visit = live_loop.visit("anna")
+    visit = live_loop.visit("rosa")
     page = visit.open("/records?version=train%40v2")
     page.get_by_label("search in").fill("CARD")
     page.keyboard.press("Enter")
