@@ -22,12 +22,12 @@ from posttrain.store.workspace import Workspace
 LABELS = ["card", "cash", "loan"]
 
 
-def prepare(root: Path, names: tuple[str, ...], items: int) -> list[str]:
+def prepare(root: Path, names: tuple[str, ...], items: int, role: str = "annotator") -> list[str]:
     """Makes the accounts and a batch; returns a token of each account."""
     with Workspace.create(root) as store:
         accounts = Accounts(store.metadata)
         for name in names:
-            accounts.add(name, "annotator", "terminal")
+            accounts.add(name, role, "terminal")
         rows = [NewItem(f"r{number}", {"text": f"message {number}"}) for number in range(items)]
         # No item is answered twice, so that each acknowledged answer is the only one of its item.
         Queue(store.metadata, QueueConfig(check=0.0)).add_batch("round-1", "choice", rows, labels=LABELS)
@@ -78,7 +78,7 @@ def test_kills_between_and_amid_requests_lose_no_acknowledged_answer(real: Any) 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_a_signal_ends_open_streams_and_the_server(real: Any, number: signal.Signals) -> None:
-    [token] = prepare(real.root, ("anna",), 1)
+    [token] = prepare(real.root, ("vera",), 1, "viewer")
     real.start()
     headers = {"Authorization": f"Bearer {token}"}
     with httpx.stream("GET", f"{real.url}/api/events", headers=headers, timeout=20) as stream:
