@@ -50,7 +50,8 @@ class _Verbs(LazyGroup):
         ),
         "show": LazyVerb("posttrain.cli.show:show", "Show any artifact, run, round or record with its lineage."),
         "report": LazyVerb(
-            "posttrain.cli.report:report", "Write a report on the loop as one HTML page that works offline."
+            "posttrain.cli.report:report",
+            "Write a report on the loop, or on trainings, as one HTML page that works offline.",
         ),
         "doctor": LazyVerb(
             "posttrain.cli.doctor:doctor",

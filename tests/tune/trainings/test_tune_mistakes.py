@@ -63,7 +63,9 @@ from posttrain.tune.trainings.search import tune_trainings
 def test_mistakes_are_named_before_any_work(
     tiny_model: Path, held_out_folder: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], problem: str
 ) -> None:
-    monkeypatch.setattr("posttrain.tune.trainings.search.data_task", lambda records: pytest.fail("it embeds records"))
+    monkeypatch.setattr(
+        "posttrain.tune.trainings.search.data_features", lambda records: pytest.fail("it embeds records")
+    )
     tune = tune_config(**({"budget": "2 trials"} if changes else {}) | changes)
     with pytest.raises(UserError) as error:
         tune_trainings(job(tiny_model), tune, RECORDS, held_out_folder / "out", root=held_out_folder)
