@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -191,7 +192,7 @@ def test_work_that_ends_while_its_artifact_is_looked_for_is_not_repeated(
     assert [item.status for item in workspace.metadata.runs()] == ["done"]
 
 
-def test_equal_work_is_done_once(workspace: Workspace) -> None:
+def test_equal_work_is_done_once(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second process waits for the first, and does the work itself where that one fails or is killed."""
     folder = workspace.root
 
@@ -206,6 +207,12 @@ def test_equal_work_is_done_once(workspace: Workspace) -> None:
 
         return work
 
+    def poll(seconds: float) -> None:
+        (folder / "waits").touch()
+        time.sleep(seconds)
+
+    monkeypatch.setattr(stage_runner, "time", SimpleNamespace(sleep=poll, monotonic=time.monotonic))
+
     def stage(ends: Callable[[], None], config: dict[str, Any]) -> str:
         with Workspace.open(folder) as other, other.work():
             return str(run(other, work_until(ends), config=config).id)
@@ -218,14 +225,15 @@ def test_equal_work_is_done_once(workspace: Workspace) -> None:
 
     workspace.close()
     for number, (ends, expected) in enumerate(((lambda: None, 1), (fail, 2), (die, 2))):
-        for name in ("begun", "go"):
+        for name in ("begun", "go", "waits"):
             (folder / name).unlink(missing_ok=True)
         config = {"number": number}
         first = start(lambda ends=ends, config=config: stage(ends, config))
         while not (folder / "begun").exists():
             time.sleep(0.01)
         second = start(lambda config=config: stage(lambda: None, config))
-        while len(list((workspace.home / "workers").glob("*.lock"))) < 2:
+        # Until it waits: a process that is slow to begin would find the finished work.
+        while not (folder / "waits").exists() and (folder / "begun").read_text() == "x":
             time.sleep(0.01)
         (folder / "go").touch()
         outcomes = [first.wait(), second.wait()]

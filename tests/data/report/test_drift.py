@@ -15,6 +15,7 @@ from posttrain.data.report.distribution import Distribution, DistributionBuilder
 from posttrain.data.report.drift import measure_drift
 from posttrain.data.report.drift_measures import (
     LEAST_SHARE,
+    category_stability,
     divergence,
     divergence_by_chance,
     jensen_shannon,
@@ -114,6 +115,15 @@ def test_the_divergence_of_categories() -> None:
     assert list(overlapping.old.items()) == [("a", 100), ("b", 0)]
     assert not divergence("x", {"a": 3, "b": 1}, {"a": 2, "b": 2}).shifted, "too few to say"
     assert divergence("x", {"a": 4}, {"a": 5}).p_value == 1.0
+
+
+def test_the_p_value_is_that_of_the_chi_squared_statistic() -> None:
+    """Of a table of two by two its closed form, without a correction for continuity."""
+    (a, b), (c, d) = old, new = (8, 2), (3, 7)
+    statistic = 20 * (a * d - b * c) ** 2 / (10 * 10 * 11 * 9)
+    p_value = math.erfc(math.sqrt(statistic / 2))
+    assert divergence("x", {"a": a, "b": b}, {"a": c, "b": d}).p_value == pytest.approx(p_value)
+    assert category_stability("x", np.array(old), np.array(new)).p_value == pytest.approx(p_value)
 
 
 def test_the_divergence_by_chance() -> None:

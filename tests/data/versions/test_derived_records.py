@@ -72,6 +72,10 @@ def test_variants_of_every_method_and_their_export(root: Path) -> None:
     derived = check_derived(version)
     methods = [json.loads(meta)["augmented"]["method"] for meta in derived["meta"].to_pylist()]
     train = version.records("train")
+    funnel = [(entry["reason"], entry["count"]) for entry in version.meta["funnel"]]
+    assert ("added", -len(methods)) in funnel
+    assert funnel[0] == ("in", 40)
+    assert sum(count for _, count in funnel[1:]) == 40
     originals = train.filter(origin_ids(train).is_null())
     assert {method: methods.count(method) for method in methods} == dict.fromkeys(
         ("typos", "templates", "paraphrase"), originals.num_rows
