@@ -13,6 +13,8 @@ from argon2 import PasswordHasher
 from posttrain.cli.serve import serve
 from posttrain.label import accounts as accounts_module
 from posttrain.label.accounts import Accounts
+from posttrain.label.tokens import Tokens
+from posttrain.store.errors import UserError
 from posttrain.store.workspace import Workspace
 from posttrain.web import server as server_module
 
@@ -87,6 +89,20 @@ def test_a_token_for_a_dashboard_needs_no_password(accounts: Any, tmp_path: Path
     for name, role, line in (("grafana", "owner", "is taken"), ("other", "king", "king")):
         refused = accounts("token", name, "--role", role)
         assert (refused.code, line in refused.err) == (2, True)
+    assert [row["name"] for row in accounts("list", "--json").json["accounts"]] == ["grafana"]
+
+
+def test_a_token_s_new_account_has_its_name_in_the_normal_form_or_is_not_made(
+    accounts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert accounts("token", "ｇrafana ", "--role", "viewer").code == 0
+    assert [row["account"] for row in accounts("list", "--json").json["tokens"]] == ["grafana"]
+
+    def refuse(*arguments: Any) -> None:
+        raise UserError("refused")
+
+    monkeypatch.setattr(Tokens, "issue_api_token", refuse)
+    assert accounts("token", "other", "--role", "viewer").code == 2
     assert [row["name"] for row in accounts("list", "--json").json["accounts"]] == ["grafana"]
 
 

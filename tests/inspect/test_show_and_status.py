@@ -40,6 +40,9 @@ def test_the_status_has_rounds_champion_and_times(finished_loop: Any) -> None:
         assert entry["seconds"] > 0
         assert sum(entry["stages"].values()) <= entry["seconds"]
         assert entry["model_seconds"] <= sum(entry["stages"].values())
+        # A stage runs several times in a round, such as the evaluations of candidate and champion.
+        runs = finished_loop.metadata.runs(round=entry["round"], status="done")
+        assert sum(entry["stages"].values()) == pytest.approx(sum(run.seconds for run in runs))
 
 
 def test_the_status_of_a_new_workspace(small: Any, open_loop: Open) -> None:

@@ -79,6 +79,8 @@ def test_two_people_finish_a_round_by_files_alone(
         missing = str(missing_answers(loop.store, config))
         assert missing.startswith("0 of 12 are decided, 12 answers are wanted; answer on the pages")
         assert "of 2 people, so far those of ana: each fills a copy, labels/round-1.NAME.csv" in missing
+    # The row has what was missing when the loop looked last.
+    assert "so far those of ana" in str(loop.status["waiting"])
     with pytest.raises(UserError, match=r"--annotator: `a/b` cannot be part of a file's name"):
         import_batch(loop.store, config, mine, "a/b")
     assert import_batch(loop.store, config, fill(given, tmp_path / "filled.csv"), "bo") == (12, 12)

@@ -132,7 +132,7 @@ def token(
     with open_store(workspace, write=True) as store, store.metadata.transaction():
         accounts = Accounts(store.metadata)
         if role is not None:
-            accounts.add(name, role, _ACTOR)
+            name = accounts.add(name, role, _ACTOR).name
         secret = accounts.tokens.issue_api_token(name, note, _ACTOR, timedelta(days=days))
     print_line(secret)
 
