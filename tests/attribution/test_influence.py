@@ -298,7 +298,7 @@ def test_unsupported_models_are_refused(network: InfluenceModel, records: Record
     normalised = wrap(nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)).double(), ExactCrossEntropy())
     with pytest.raises(UserError, match=r"the weights of linear layers, not 1\.weight"):
         influence_functions(normalised, records, records)
-    with pytest.raises(UserError, match="run once a batch, with a row a record: inner does not"):
+    with pytest.raises(UserError, match="run once a batch, with a row per record: inner does not"):
         influence_functions(wrap(TwoCalls(), ExactCrossEntropy()), records, records)
     network.module.requires_grad_(False)
     with pytest.raises(UserError, match="no parameter of the model requires a gradient"):

@@ -196,7 +196,7 @@ MISTAKES: list[tuple[Break, str]] = [
     (missing_file, "pool.csv: there is no such file"),
     (missing_test_file, "test.csv: there is no such file"),
     (missing_answers, "label.file: no such file: answers.csv"),
-    (missing_labels, "task.labels: no such file: labels.txt; write the labels there, one a line"),
+    (missing_labels, "task.labels: no such file: labels.txt; write the labels there, one per line"),
     (labels_not_utf8, "labels.txt:2: holds bytes that are not UTF-8; save as UTF-8"),
     (labels_not_text, "`task.labels`: label 1 is read as True, not as text; put it in quotes"),
     (likelihood_of_free_text, "evaluate.suites.test.scorer: scorer label_likelihood needs a label set"),

@@ -115,10 +115,17 @@ def test_a_command_in_the_wrong_folder_names_the_workspace_beside_it(
     assert posttrain("run").mistake.endswith("posttrain init .")
 
 
-@pytest.mark.parametrize(("verb", "help"), [("resume", "with the same --out"), ("chat", "transformers")])
+@pytest.mark.parametrize(
+    ("verb", "help"),
+    [
+        ("resume", "with the same --out"),
+        ("chat", "transformers"),
+        ("data build", "posttrain data add FILES --name NAME"),
+    ],
+)
 def test_verbs_of_other_tools_are_answered(posttrain: Any, verb: str, help: str) -> None:
-    line = posttrain(verb, "x").mistake
-    assert line.startswith(f"`{verb}` is not a verb; ")
+    line = posttrain(*verb.split(), "x").mistake
+    assert line.startswith(f"`{verb.split()[-1]}` is not a verb; ")
     assert help in line
 
 

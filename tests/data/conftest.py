@@ -13,7 +13,7 @@ Make = Callable[..., pa.Table]
 
 @pytest.fixture
 def make() -> Make:
-    """``make(("prompt", "answer"), ("prompt", None, "group"), ...)``: records of a file ``f``, one a line."""
+    """``make(("prompt", "answer"), ("prompt", None, "group"), ...)``: records of a file ``f``, one per line."""
 
     def table(*rows: tuple[Any, ...], source: str = "f") -> pa.Table:
         records = (zip(("prompt", "completion", "group"), row, strict=False) for row in rows)

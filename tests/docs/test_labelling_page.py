@@ -104,4 +104,4 @@ def test_the_plan_of_a_team_is_a_line(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr(sys, "path", [*sys.path])
     (code,) = [block for block in blocks("python") if "plan_labels" in block]
     exec(code, {})  # noqa: S102
-    assert re.fullmatch(r"[\d,]+ labels a day at \d+\.\d\d each, \d+\.\d% of them wrong\n", capsys.readouterr().out)
+    assert re.fullmatch(r"[\d,]+ labels per day at \d+\.\d\d each, \d+\.\d% of them wrong\n", capsys.readouterr().out)

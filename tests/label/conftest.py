@@ -10,7 +10,7 @@ from posttrain.data.records.record import assign_ids, records
 
 @pytest.fixture
 def batch() -> Callable[..., pa.Table]:
-    """``batch("text", ...)``: unlabelled records of a file ``pool.csv``, one a line."""
+    """``batch("text", ...)``: unlabelled records of a file ``pool.csv``, one per line."""
 
     def table(*prompts: str) -> pa.Table:
         entries = [

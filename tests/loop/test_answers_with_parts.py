@@ -204,14 +204,14 @@ def test_planted_suggestions_are_answers_of_their_kind(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"label": {"pseudo": {"teacher": "champion"}}}, "label.pseudo: it needs one label a record, and answers of"),
-        ({"label": {"accept_error": 0.1}}, "label.accept_error: it needs one label a record"),
-        ({"label": {"suggest": "linear"}}, "label.suggest: it needs one label a record"),
-        ({"label": {"error_rate": {1: 0.5}}}, "label.error_rate: it needs one label a record"),
-        ({"select": {"strategy": "margin"}}, "select.strategy: it needs one label a record"),
-        ({"select": {"hard_cases": ["boundary"]}}, "select.hard_cases: it needs one label a record"),
-        ({"select": {"hard_negatives": True}}, "select.hard_negatives: it needs one label a record"),
-        ({"evaluate": {"error_weight": 1.0}}, "evaluate.error_weight: it needs one label a record"),
+        ({"label": {"pseudo": {"teacher": "champion"}}}, "label.pseudo: it needs one label per record, and answers of"),
+        ({"label": {"accept_error": 0.1}}, "label.accept_error: it needs one label per record"),
+        ({"label": {"suggest": "linear"}}, "label.suggest: it needs one label per record"),
+        ({"label": {"error_rate": {1: 0.5}}}, "label.error_rate: it needs one label per record"),
+        ({"select": {"strategy": "margin"}}, "select.strategy: it needs one label per record"),
+        ({"select": {"hard_cases": ["boundary"]}}, "select.hard_cases: it needs one label per record"),
+        ({"select": {"hard_negatives": True}}, "select.hard_negatives: it needs one label per record"),
+        ({"evaluate": {"error_weight": 1.0}}, "evaluate.error_weight: it needs one label per record"),
         (
             {"data": {"steps": ["exact", {"augment": {"methods": [{"method": "typos"}]}}]}},
             "data.steps: the step `augment` changes",

@@ -25,7 +25,7 @@ def random_tensor(*shape: int, dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("numbers", [1, 40, 1 << 17])  # rows a block: one, some and all
+@pytest.mark.parametrize("numbers", [1, 40, 1 << 17])  # rows per block: one, some and all
 def test_norm_matches_its_formula(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, numbers: int) -> None:
     monkeypatch.setattr(fused, "_NUMBERS", numbers)
     inputs = [random_tensor(2, 5, 16, dtype=dtype), random_tensor(16, dtype=dtype)]

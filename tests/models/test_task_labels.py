@@ -19,7 +19,7 @@ def test_labels_from_a_file(tmp_path: Path, content: bytes) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "task.labels: no such file: labels.txt; write the labels there, one a line"),
+        (None, "task.labels: no such file: labels.txt; write the labels there, one per line"),
         (b"card\ncaf\xe9\n", "labels.txt:2: holds bytes that are not UTF-8; save as UTF-8"),
         (b"card\n", "task.labels: a label set needs at least two labels; add one"),
         (b"card\ncash\ncard\n", "task.labels: label `card` is repeated; remove one"),

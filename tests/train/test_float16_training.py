@@ -51,7 +51,7 @@ def run(tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
 
 
 def plant_gradient_factor(monkeypatch: pytest.MonkeyPatch, calls: set[int], factor: float) -> None:
-    """Multiplies the gradient, not the loss, of these micro-batches (one a step here), or of all if none is named."""
+    """Multiplies the gradient, not the loss, of these micro-batches (one per step here), or of all if none is named."""
     loss, call = SftObjective.loss, -1
 
     def loss_with_factor(self: SftObjective, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:

@@ -126,7 +126,7 @@ def test_memory_is_that_of_the_ranks(fresh: Fresh) -> None:
     plain, wider = estimate(), estimate(ranks={"layers.1.*": 12})
     # The second of two layers alike has three times the rank: half of all gradients, times three.
     assert wider[0] == plain[0] // 2 * 4
-    # Both layers are estimated as the one that keeps most: seven adapters with 8 more numbers of 4 bytes a token.
+    # Both layers are estimated as the one that keeps most: seven adapters with 8 more numbers of 4 bytes per token.
     assert wider[1] == plain[1] + 2 * 64 * 7 * 8 * 4
     assert estimate(ranks={"layers.0.*": 0})[1] == plain[1]
     lm = add_adapter(fresh(), lora(ranks=RANKS))

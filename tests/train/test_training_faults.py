@@ -46,7 +46,7 @@ def patch_loss(monkeypatch: pytest.MonkeyPatch, spoil: Spoil) -> None:
 
 
 def at_step(number: int, factor: float, repeat: bool = False) -> Spoil:
-    """Multiplies the loss of the ``number``-th micro-batch (one a step here), or of all from there on."""
+    """Multiplies the loss of the ``number``-th micro-batch (one per step here), or of all from there on."""
     calls = 0
 
     def spoil(loss: Loss, rows: list[int]) -> Loss:

@@ -106,7 +106,7 @@ class Workspace:
         return state
 
     def select(self, n: int | None = None, strategy: str | None = None) -> dict[str, Any]:
-        """Chooses pool records worth labelling, scored by the champion; labels nothing.
+        """Chooses the pool records that the champion would have labelled next, without asking anyone.
 
         Args:
             n: number of records; ``label.per_round`` by default.
@@ -125,7 +125,7 @@ class Workspace:
         return selection
 
     def evaluate(self, model: str | None = None, *, full: bool = False) -> dict[str, Any]:
-        """Measures a model, or several that answer together, on the suites of the config.
+        """Measures a model, or an ensemble of models, on the test suites of the config.
 
         Args:
             model: ``champion``, ``round 2``, the beginning of an id, or the file of an ensemble (``.yaml``); the

@@ -106,7 +106,7 @@ class InfluenceModel:
             outputs = self.outputs(batch)
         for name, layer_calls in calls.items():
             if len(layer_calls) != 1 or len(layer_calls[0][0]) != len(batch[0]):
-                raise UserError(f"EK-FAC takes layers that run once a batch, with a row a record: {name} does not")
+                raise UserError(f"EK-FAC takes layers that run once a batch, with a row per record: {name} does not")
         biased = [layer.bias is not None and layer.bias.requires_grad for layer in self.layers.values()]
         inputs = [_positions(calls[name][0][0], with_one) for name, with_one in zip(self.layers, biased, strict=True)]
         return outputs, inputs, [calls[name][0][1] for name in self.layers]

@@ -17,10 +17,12 @@ def evaluate(
         str | None,
         typer.Option(help="A model's id, or an ensemble's file (docs/ensembles.md); the champion by default."),
     ] = None,
-    full: Annotated[bool, typer.Option("--full", help="Measure on all test records instead of the sample.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Measure on all test records, not on the `sample` of a suite.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Measure a model, or several that answer together, on the suites of the config."""
+    """Measure a model, the champion by default, or an ensemble of models on the test suites of the config."""
     from posttrain.inspect.evaluation import evaluate_model
 
     with open_workspace(workspace, write=True) as (store, config):

@@ -9,6 +9,7 @@ import typer
 from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.serve import serve_labelling
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace, workspace_option
+from posttrain.label.answer_kinds import KINDS
 from posttrain.label.tokens import Conflict
 from posttrain.loop.label_reports import label_reports
 from posttrain.loop.open_batch import export_batch, import_batch, missing_answers, waiting_round
@@ -42,7 +43,7 @@ def export(
     format: Annotated[
         str | None, typer.Option(help=f"One of {', '.join(_FORMATS)}, and datasets (Hugging Face); csv by default.")
     ] = None,
-    batch: Annotated[str | None, typer.Option(help="A batch of the queue; by default the one to be labelled.")] = None,
+    batch: Annotated[str | None, typer.Option(help="Batch to write; the one that waits for labels by default.")] = None,
     positions: Annotated[
         str | None,
         typer.Option(help=f"Unit of the positions of spans: {', '.join(_UNITS)}; utf-16 for label-studio by default."),
@@ -77,25 +78,29 @@ def import_(
     batch: Annotated[
         str | None,
         typer.Option(
-            help="Batch to import into; by default the one that waits for labels, or a new one named after the file."
+            help="Batch to import into; the one that waits for labels by default, else a new one named after the file."
         ),
     ] = None,
-    kind: Annotated[str | None, typer.Option(help="Kind of the answers; detected from the file by default.")] = None,
-    question: Annotated[str | None, typer.Option(help="Which of the file's questions, if it has several.")] = None,
-    field: Annotated[str | None, typer.Option(help="Which of the file's texts to label.")] = None,
+    kind: Annotated[
+        str | None, typer.Option(help=f"Kind of the answers: {', '.join(KINDS)}; detected from the file by default.")
+    ] = None,
+    question: Annotated[str | None, typer.Option(help="Question to import, if the file has several.")] = None,
+    field: Annotated[str | None, typer.Option(help="Name of the text to label, if an item has several.")] = None,
     annotator: Annotated[
-        str | None, typer.Option(help="Who answered, in a file that does not say; its name by default.")
+        str | None, typer.Option(help="Annotator to record where the file names none; the file's name by default.")
     ] = None,
     gold: Annotated[
-        bool, typer.Option("--gold", help="Treat the answers as correct, and measure annotators by them.")
+        bool, typer.Option("--gold", help="Import gold items: known answers, by which annotators are measured.")
     ] = False,
     positions: Annotated[
         str | None,
-        typer.Option(help=f"Unit of the positions of spans: {', '.join(_UNITS)}; seen from their words by default."),
+        typer.Option(
+            help=f"Unit of the positions of spans: {', '.join(_UNITS)}; inferred from the quoted words by default."
+        ),
     ] = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
-    """Import a filled batch, so that the next `posttrain run` resumes with it, or any file of labels."""
+    """Import labels from a file into the batch that waits for them, else into a new batch; then `posttrain run`."""
     from posttrain.label.formats.importer import ImportOptions, import_queue
     from posttrain.label.webhook import webhook_calls
 

@@ -44,7 +44,9 @@ class _Verbs(LazyGroup):
             "posttrain.cli.init:init",
             "Create a workspace with a commented posttrain.yaml; with --test and --pool, for your files.",
         ),
-        "run": LazyVerb("posttrain.cli.run:run", "Run the loop; resume where it stopped."),
+        "run": LazyVerb(
+            "posttrain.cli.run:run", "Run the loop until it is done or needs labels; the same command resumes it."
+        ),
         "status": LazyVerb(
             "posttrain.cli.status:status", "Show the rounds, the champion, and what the loop waits for."
         ),
@@ -75,7 +77,7 @@ class _Verbs(LazyGroup):
         ),
         "select": LazyVerb(
             "posttrain.cli.select.select:app",
-            "Choose pool records worth labelling, scored by the champion; labels nothing.",
+            "Show which pool records the champion would have you label next, without asking anyone.",
         ),
         "train": LazyVerb(
             "posttrain.cli.train:train", "Train a model on a file or a dataset version; resume a stopped training."
@@ -89,11 +91,17 @@ class _Verbs(LazyGroup):
         ),
         "eval": LazyVerb(
             "posttrain.cli.evaluate:evaluate",
-            "Measure a model, or several that answer together, on the suites of the config.",
+            "Measure a model, the champion by default, or an ensemble of models on the test suites of the config.",
         ),
-        "merge": LazyVerb("posttrain.cli.merge:merge", "Merge models into one, by a recipe or by options."),
+        "merge": LazyVerb(
+            "posttrain.cli.merge:merge",
+            "Merge models into one, by a recipe or by options: posttrain merge A B --method ties --base C --out DIR.",
+        ),
         "config": LazyVerb("posttrain.cli.config:app", "Show, search or check posttrain.yaml."),
-        "data": LazyVerb("posttrain.cli.data:app", "Build, inspect and export dataset versions."),
+        "data": LazyVerb(
+            "posttrain.cli.data:app",
+            "Check files, build versions of datasets from them (add --name), inspect and export these.",
+        ),
         "label": LazyVerb(
             "posttrain.cli.label:app", "Label batches on the pages or in files, and report the quality of labels."
         ),

@@ -11,6 +11,7 @@ from posttrain.cli.merge_call import absolute_name, read_bytes, read_data, read_
 from posttrain.cli.merge_tables import print_adapter, print_plan
 from posttrain.cli.output import JsonOption, print_json, print_line
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption
+from posttrain.merge.methods.registry import METHODS
 from posttrain.merge.recipe import Recipe
 from posttrain.store.errors import UserError
 from posttrain.store.message import counted
@@ -25,16 +26,22 @@ def merge(
     models: Annotated[
         list[str],
         typer.Argument(
-            help="A recipe (YAML, mergekit's too); or models: folders, Hub ids, .gguf files, MODEL+ADAPTER, s3:// "
-            "folders, or a workspace's, such as champion."
+            help="One recipe (YAML, mergekit's too), or models: folders, Hub ids, .gguf files, MODEL+ADAPTER, s3:// "
+            "folders, or names of models in the workspace, such as champion."
         ),
     ],
-    out: Annotated[Path | None, typer.Option(help="Folder for the merged model.")] = None,
-    method: Annotated[str | None, typer.Option(help="Merge method; linear by default.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the merged model; required, but for --dry-run and --conflicts.")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help=f"Merge method: {', '.join(METHODS.builtin)}; linear by default.")
+    ] = None,
     base: Annotated[str | None, typer.Option(help="The model that all were trained from.")] = None,
     weights: Annotated[
         str | None,
-        typer.Option(help="One weight per model, such as 0.3,0.7; auto: computed from scores and Fisher norms."),
+        typer.Option(
+            help="One weight per model, such as 0.3,0.7, or auto to compute them from scores and Fisher norms."
+        ),
     ] = None,
     data: Annotated[
         list[str] | None,
@@ -44,7 +51,10 @@ def merge(
         int | None, typer.Option(min=1, help="Maximum number of records read from each file; 256 by default.")
     ] = None,
     scores: Annotated[
-        str | None, typer.Option(help="With --weights auto, one a model, such as 0.85,0.90; by default of the data.")
+        str | None,
+        typer.Option(
+            help="Score of each model for --weights auto, such as 0.85,0.90; computed from --data by default."
+        ),
     ] = None,
     set: Annotated[
         list[str] | None, typer.Option(help="An option of the method, such as density=0.5; repeatable.")
@@ -56,29 +66,34 @@ def merge(
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of methods that draw; 0 by default.")] = None,
     align: Annotated[
         str | None,
-        typer.Option(help="`weights` puts the hidden units of models of different initialisation in one order first."),
+        typer.Option(
+            help="`weights` permutes hidden units to match before merging, for models of different initialisation."
+        ),
     ] = None,
-    memory: Annotated[str, typer.Option(help="Weights held at once, such as 2GiB or 500MB.")] = "2GiB",
+    memory: Annotated[str, typer.Option(help="Upper limit of the weights in memory, such as 2GiB or 500MB.")] = "2GiB",
     workers: Annotated[int | None, typer.Option(min=1, help="Parallel processes; one per core by default.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan with an estimate, and write nothing.")
     ] = False,
     conflicts: Annotated[
-        Path | None, typer.Option(help="Write a page about what the models contradict each other in; needs --base.")
+        Path | None,
+        typer.Option(help="Write an HTML page about the weights in which the models conflict; needs --base."),
     ] = None,
     search: Annotated[
         list[str] | None,
-        typer.Option(help="Search for the settings that score highest on these suites or [NAME=]records; repeatable."),
+        typer.Option(
+            help="Search for the settings that score highest on suites or records, FILE or NAME=FILE; repeatable."
+        ),
     ] = None,
     trials: Annotated[int | None, typer.Option(min=1, help="Merges that a search measures; 30 by default.")] = None,
     validate: Annotated[
         list[str] | None,
-        typer.Option(help="Measure what the merge kept on suites or [NAME=]records; repeatable."),
+        typer.Option(help="Measure what the merge kept on suites or records, FILE or NAME=FILE; repeatable."),
     ] = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
-    """Merge models into one, by a recipe or by options."""
+    """Merge models into one, by a recipe or by options: posttrain merge A B --method ties --base C --out DIR."""
     limit = read_bytes(memory, "--memory")
     if out is None and not dry_run and conflicts is None:
         raise UserError("say where to write the model", where="--out")

@@ -80,7 +80,7 @@ def recipe_of_call(
         numbers = AUTO if weights == AUTO else read_numbers(weights, "--weights")
         if weights != AUTO and len(numbers) != len(models):
             raise UserError(
-                f"{len(numbers)} weights for {len(models)} models", where="--weights", fix="give one a model"
+                f"{len(numbers)} weights for {len(models)} models", where="--weights", fix="give one per model"
             )
         parameters["weight"] = numbers
     values = {"method": method or "linear", "base": base, "models": list(models), "parameters": parameters, **changes}

@@ -15,14 +15,19 @@ from posttrain.store.errors import UserError
 def run(
     workspace: WorkspaceOption = CURRENT_FOLDER,
     rounds: Annotated[
-        int | None, typer.Option(min=0, help="Number of the last round; `rounds` of the config by default.")
+        int | None, typer.Option(min=0, help="Stop after the round of this number; `rounds` of the config by default.")
     ] = None,
-    until: Annotated[str | None, typer.Option(help="Stop after this stage of the round in progress.")] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            help="Stop the round in progress after this stage, such as select, label, dataset, train or evaluate."
+        ),
+    ] = None,
     urgent: Annotated[
         bool,
         typer.Option(
             "--urgent",
-            help="Set the trigger value `urgent` to 1 for the next round; a rule such as `urgent > 0` starts it.",
+            help="Set `urgent` to 1 for the next round, so that a trigger such as `urgent > 0` starts it now.",
         ),
     ] = False,
     partial_batch: Annotated[
@@ -30,7 +35,10 @@ def run(
         typer.Option("--partial", help="Continue with the labels given so far; unlabelled records return to the pool."),
     ] = False,
     baseline: Annotated[
-        str | None, typer.Option(help="random: also run the same loop with randomly drawn records, to compare.")
+        str | None,
+        typer.Option(
+            help="random: also run a loop of as many rounds on records drawn at random, to compare; needs an oracle."
+        ),
     ] = None,
     watch: Annotated[
         bool,
@@ -40,7 +48,7 @@ def run(
         ),
     ] = False,
 ) -> None:
-    """Run the loop; resume where it stopped."""
+    """Run the loop until it is done or needs labels; the same command resumes it."""
     from posttrain.inspect.random_baseline import check_random_loop, run_random_loop
     from posttrain.loop.loop import Loop
     from posttrain.loop.watch import loop_session

@@ -50,11 +50,21 @@ _READ_FOR = {"reward": "read to its end for one reward", "classes": "read to its
 def train(
     model: ModelOption = None,
     data: DataOption = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the trained model.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the trained model, required to train; the same folder resumes a stopped training."
+        ),
+    ] = None,
     objective: ObjectiveOption = None,
     config: ConfigOption = None,
     set: SetOption = None,
-    fork: Annotated[bool, typer.Option("--fork", help="Resume even if config, data or code have changed.")] = False,
+    fork: Annotated[
+        bool,
+        typer.Option(
+            "--fork", help="Resume a stopped training although config, data or code have changed since its start."
+        ),
+    ] = False,
     inspect: Annotated[
         int | None, typer.Option(min=1, help="Print this many examples as the model sees them, and exit.")
     ] = None,
@@ -63,10 +73,10 @@ def train(
     ] = False,
     autotune: Annotated[
         bool,
-        typer.Option("--autotune", help="Find the fastest settings instead of training, and write OUT/config.yaml."),
+        typer.Option("--autotune", help="Do not train: find the fastest settings and write them to OUT/config.yaml."),
     ] = False,
     autotune_seconds: Annotated[
-        float | None, typer.Option(min=10, help="Time limit of --autotune; 300 by default.")
+        float | None, typer.Option(min=10, help="Seconds that --autotune may take; 300 by default.")
     ] = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:

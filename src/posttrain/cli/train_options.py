@@ -19,23 +19,33 @@ from posttrain.store.extensions import add_module_folder
 from posttrain.store.hub import HUB_PREFIX
 from posttrain.store.yaml_files import parse_yaml, read_yaml
 from posttrain.train.api import read_files
-from posttrain.train.objectives.registry import objective_spec, with_name
+from posttrain.train.objectives.registry import OBJECTIVES, objective_spec, with_name
 from posttrain.train.standalone import TrainJobConfig
 
-ModelOption = Annotated[str | None, typer.Option(help="A folder, a .gguf file, a Hub id, smollm2-135m or tiny.")]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        help="A folder, a .gguf file, a Hub id, smollm2-135m, or tiny: a small untrained model to try things with."
+    ),
+]
 DataOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="A file of records (repeat for several), hub:OWNER/NAME:SPLIT, or a dataset version such as train@v2."
+        help="A file of records (repeat for several), hub:OWNER/NAME:SPLIT, or a dataset version of the workspace, "
+        "such as train@v2."
     ),
 ]
 _OPTIONS = {"model": "--model", "data": "--data", "train.objective": "--objective"}
 """The options that are values of keys, which `--set` takes too."""
 
-ObjectiveOption = Annotated[str | None, typer.Option(help="Objective: sft, dpo and others.")]
+ObjectiveOption = Annotated[
+    str | None, typer.Option(help=f"Objective: {', '.join(OBJECTIVES.builtin)}; sft by default.")
+]
 ConfigOption = Annotated[
     Path | None,
-    typer.Option(help="YAML with `task`, `train`, `seed`; a posttrain.yaml will do. Paths are relative to it."),
+    typer.Option(
+        help="YAML file with `task`, `train` and `seed`, or a whole posttrain.yaml. Paths are relative to its folder."
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,

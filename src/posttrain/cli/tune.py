@@ -32,7 +32,10 @@ class _Verbs(LazyGroup):
     """Takes what is not a verb for the config of a study: ``posttrain tune CONFIG.yaml`` runs it."""
 
     verbs: ClassVar = {
-        "run": LazyVerb("posttrain.cli.tune:run", "Search the settings that a config names; resume a stopped study."),
+        "run": LazyVerb(
+            "posttrain.cli.tune:run",
+            "Search for the best settings in the space that a config defines; resume a stopped search.",
+        ),
         "show": LazyVerb(
             "posttrain.cli.tune:show", "Show a study: its best trials, and the number of trials in each state."
         ),
@@ -48,25 +51,33 @@ app = typer.Typer(name="tune", cls=_Verbs, no_args_is_help=True)
 
 @app.callback()
 def tune() -> None:
-    """Search for the best training settings with the least compute; resume a study."""
+    """Search for the best training settings with the least compute; resume a study.
+
+    `posttrain tune CONFIG.yaml --out DIR` runs a search, and resumes it if it was stopped.
+    """
 
 
 def run(
     config: Annotated[
         Path, typer.Argument(help="YAML with `model`, `data`, `task`, `train` and `tune`; paths are relative to it.")
     ],
-    out: Annotated[Path | None, typer.Option(help="Folder of the study.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the search and its results, required; the same folder resumes a search."),
+    ] = None,
     budget: Annotated[
-        str | None, typer.Option(help="Such as 50 trials, 2h or 2M tokens; tune.budget by default.")
+        str | None,
+        typer.Option(help="When to stop: 50 trials, 2h, 2M tokens, or several with commas; tune.budget by default."),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="inline; processes, ray or slurm: several at a time; tune.engine by default.")
+        str | None,
+        typer.Option(help="Where trials run: inline (one at a time), processes, ray or slurm; tune.engine by default."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Trials at a time; tune.workers, or one a core by default.")
+        int | None, typer.Option(min=1, help="Trials at a time; tune.workers, or one per core by default.")
     ] = None,
 ) -> None:
-    """Search the settings that a config names; resume a stopped study."""
+    """Search for the best settings in the space that a config defines; resume a stopped search."""
     if out is None:
         raise UserError("say where to keep the study", where="--out")
     # After the options, as the search imports torch.
@@ -212,7 +223,7 @@ def show(
 
 def report(
     folder: FolderArgument,
-    out: Annotated[Path, typer.Argument(help="The page.")] = Path("report.html"),
+    out: Annotated[Path, typer.Argument(help="HTML file to write.")] = Path("report.html"),
     storage: StorageOption = None,
 ) -> None:
     """Write one page about a study: what mattered, and every trial."""

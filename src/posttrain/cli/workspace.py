@@ -29,7 +29,9 @@ VersionArgument = Annotated[
 
 ColumnOption = Annotated[
     list[str] | None,
-    typer.Option("--column", help="Which column holds what, NAME=COLUMN such as prompt=question; repeatable."),
+    typer.Option(
+        "--column", help="Column that a field is read from, FIELD=COLUMN such as prompt=question; repeatable."
+    ),
 ]
 
 

@@ -132,7 +132,7 @@ def write_demo_data(folder: Path, generated: DemoData) -> None:
     Raises:
         UserError: the folder cannot be written.
     """
-    # The oracle's answers have one row a text, whatever the number of its copies in the pool.
+    # The oracle's answers have one row per text, whatever the number of its copies in the pool.
     answers = {row["text"]: row for row in generated.pool}
     make_folder(folder)
     with disk_errors(folder):

@@ -2,6 +2,6 @@
 
 `suite.py` reads a suite and runs its scorer (`scorers/`) record by record; `bootstrap.py` has the paired intervals of
 the gate, `sequential.py` the test of a canary whose outcomes arrive one by one, `retention.py` what a model kept of
-its base, `latency.py` seconds an answer: the least of its repeats, and every label scored, so that a less sure model
+its base, `latency.py` seconds per answer: the least of its repeats, and every label scored, so that a less sure model
 is not slower.
 """

@@ -71,7 +71,7 @@ def resampled_ratios(
     """Resamples the ratio of two mean scores, in pairs; infinite where the reference's mean is 0, 1 where both are.
 
     Args:
-        scores: float [N], one a record, 0 or more.
+        scores: float [N], one per record, 0 or more.
         reference: float [N], the same records in the same order.
         seed: Seed of the resamples.
         resamples: Number of resamples.

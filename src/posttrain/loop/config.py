@@ -64,7 +64,7 @@ class Config(Section):
     task: TaskConfig = Field(TaskConfig(), description="The task: system message, template, labels.")
     data: DataConfig = Field(description="The sources of records, and the steps that clean them.")
     select: SelectConfig = Field(SelectConfig(), description="The choice of records to label.")
-    label: LabelConfig = Field(LabelConfig(), description="The annotator and the number of labels a round.")
+    label: LabelConfig = Field(LabelConfig(), description="The annotator and the number of labels per round.")
     train: TrainConfig = Field(TrainConfig(), description="The training of a candidate.")
     tune: TuneConfig | None = Field(
         None,
@@ -267,7 +267,7 @@ def _with_scorer(config: Config, scorer: str) -> Config:
 
 
 def _check_form(config: Config, task: TaskConfig) -> None:
-    """Raises a UserError for settings that need one label a record, where answers have several parts."""
+    """Raises a UserError for settings that need one label per record, where answers have several parts."""
     if task.form is None:
         return
     label, select = config.label, config.select
@@ -283,7 +283,7 @@ def _check_form(config: Config, task: TaskConfig) -> None:
     }
     for where, is_set in settings.items():
         if is_set:
-            what = f"it needs one label a record, and answers of the kind `{task.kind}` have several parts"
+            what = f"it needs one label per record, and answers of the kind `{task.kind}` have several parts"
             raise UserError(what, where=where, fix="leave it out")
     if task.kind == "spans" and any(step.name == "augment" for step in config.data.steps):
         what = "the step `augment` changes the text, and not the words that spans quote"

@@ -75,7 +75,7 @@ def write_adapter(plan: MergePlan, folder: Path, memory: int = MEMORY, threads: 
         plan: a merge of task vectors.
         folder: an empty folder.
         memory: bytes of weights that are held at once.
-        threads: that decompose matrices side by side; one a core by default.
+        threads: that decompose matrices side by side; one per core by default.
 
     Raises:
         UserError: a changed tensor is of a kind that no adapter can hold, the models equal the base, or the disk

@@ -67,7 +67,7 @@ def align_models(
     Args:
         sources: the models.
         reference: the key of the model that stays as it is.
-        threads: that match layers side by side; one a core by default.
+        threads: that match layers side by side; one per core by default.
 
     Raises:
         UserError: a model is not a Llama-like decoder.
@@ -108,7 +108,7 @@ def match_weights(reference: WeightSource, model: WeightSource, threads: int | N
     Args:
         reference: the model that stays as it is.
         model: one of the same sizes.
-        threads: that match layers side by side; one a core by default. Nothing depends on their number.
+        threads: that match layers side by side; one per core by default. Nothing depends on their number.
     """
     heads = check_axes(reference, "align models of Llama's kind alone")
     count = threads or len(os.sched_getaffinity(0))

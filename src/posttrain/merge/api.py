@@ -93,11 +93,11 @@ def merge(
             files or LoRA adapters. `method`, `weights`, `base`, `seed`, `align` and `options` are for models alone.
         out: the folder to write; not there yet, or empty.
         method: name of a merge method.
-        weights: one a model, for methods with the option ``weight``; ``auto``: computed from scores and Fisher norms
+        weights: one per model, for methods with the option ``weight``; ``auto``: computed from scores and Fisher norms
             (`posttrain.merge.plan_statistics.auto_weights`).
         base: the model that all were trained from, for methods on task vectors.
         memory: bytes of weights that are held at once.
-        workers: processes that merge side by side; one a core by default.
+        workers: processes that merge side by side; one per core by default.
         shard_bytes: most bytes of one file of weights.
         seed: seed of methods that draw.
         align: ``weights`` puts the hidden units of models of different initialisation in one order first.
@@ -336,7 +336,7 @@ def recipe_of_models(
         UserError: there are not as many weights as models, or an option does not exist.
     """
     if weights is not None and weights != AUTO and len(weights) != len(models):
-        raise UserError(f"{len(weights)} weights for {len(models)} models", where="weights", fix="give one a model")
+        raise UserError(f"{len(weights)} weights for {len(models)} models", where="weights", fix="give one per model")
     parameters = dict(options) | (
         {"weight": weights if weights == AUTO else list(weights)} if weights is not None else {}
     )

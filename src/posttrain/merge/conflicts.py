@@ -163,7 +163,7 @@ def recipe_conflicts(recipe: Recipe, root: Path, memory: int = MEMORY, threads: 
         recipe: the recipe, with a base and without slices.
         root: the folder that the paths of its models are relative to.
         memory: bytes of weights that are held at once.
-        threads: that work side by side; one a core by default.
+        threads: that work side by side; one per core by default.
 
     Raises:
         UserError: a model cannot be read, or the models do not fit each other.
@@ -182,7 +182,7 @@ def measure_conflicts(plan: MergePlan, memory: int = MEMORY, threads: int | None
     Args:
         plan: a merge of task vectors, such as task arithmetic.
         memory: bytes of weights that are held at once.
-        threads: that work side by side; one a core by default.
+        threads: that work side by side; one per core by default.
 
     Raises:
         UserError: a weight is NaN or infinite.

@@ -71,7 +71,7 @@ def run_plan(
         plan: the merge.
         folder: an empty folder.
         memory: bytes of weights that are held at once.
-        workers: processes that merge tensors side by side; one a core by default.
+        workers: processes that merge tensors side by side; one per core by default.
         shard_bytes: most bytes of one file.
         devices: accelerators that merge; none for the processor, and by default those that help (`accelerators`).
 

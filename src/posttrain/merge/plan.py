@@ -44,7 +44,7 @@ class TensorPlan:
         base: the base's, for methods on task vectors.
         method: None to copy the first input's bytes, as of a buffer of integers.
         options: the method's, as its signature has them; ``weight`` may be ``auto`` until the statistics are there.
-        statistics: one a model, for methods that need them; empty if the models have none of this tensor.
+        statistics: one per model, for methods that need them; empty if the models have none of this tensor.
         norms: of each model's statistics, over all its tensors; empty where ``statistics`` is.
         low_rank: `LOW_RANK_OPTIONS`, if the result is an adapter; without ``rank``, adapters are concatenated.
     """

@@ -190,7 +190,7 @@ class _Builder:
 
 
 def resolve_list(value: Value | None, position: Position, option: str, where: str) -> Any:
-    """Resolves a value of the recipe or of a rule, where a list holds one weight a model (``weight: [0.3, 0.7]``)."""
+    """Resolves a value of the recipe or of a rule, where a list holds one weight per model (``weight: [0.3, 0.7]``)."""
     if option == "weight" and isinstance(value, list) and all(isinstance(item, int | float) for item in value):
         # mergekit has weights below the models alone, where a list means layers.
         return value

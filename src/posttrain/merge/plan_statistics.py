@@ -35,7 +35,7 @@ def check_data(plan: MergePlan) -> None:
     recipe, data = plan.recipe, _data_of_models(plan.recipe)
     if recipe.scores is not None and len(recipe.scores) != len(_models(plan)):
         count = len(_models(plan))
-        raise UserError(f"{len(recipe.scores)} scores for {count} models", where="scores", fix="give one a model")
+        raise UserError(f"{len(recipe.scores)} scores for {count} models", where="scores", fix="give one per model")
     if recipe.data_files() and not needs_statistics(plan):
         log.warning("no method here needs statistics of the models: the data is not read")
     for name, statistics in _needed(plan).items():
@@ -167,14 +167,14 @@ def auto_weights(scores: Sequence[float], norms: Sequence[float]) -> list[float]
     answers.
 
     Args:
-        scores: s, one a model, 0 or more.
-        norms: f, one a model, 0 or more.
+        scores: s, one per model, 0 or more.
+        norms: f, one per model, 0 or more.
 
     Raises:
         UserError: there are not as many scores as models, or all products are zero.
     """
     if len(scores) != len(norms):
-        raise UserError(f"{len(scores)} scores for {len(norms)} models", where="scores", fix="give one a model")
+        raise UserError(f"{len(scores)} scores for {len(norms)} models", where="scores", fix="give one per model")
     products = [score * norm for score, norm in zip(scores, norms, strict=True)]
     total = sum(products)
     if total == 0:

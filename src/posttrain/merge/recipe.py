@@ -290,7 +290,7 @@ class Position:
 
 
 def resolve(value: Value | None, position: Position, where: str) -> Value | None:
-    """Resolves an option to its scalar for one tensor; a list of lists, one a model, is a value of its own.
+    """Resolves an option to its scalar for one tensor; a list of lists, one per model, is a value of its own.
 
     A list of numbers is interpolated over the layers, the first number being the first layer's and the last the last
     layer's; a tensor outside of the layers gets the first number. A list of mappings with ``value``, and ``filter`` (a

@@ -50,7 +50,7 @@ class TensorGroup:
 
     Args:
         name: the tensor's name in the result.
-        inputs: one a model.
+        inputs: one per model.
         base: the base model's, to have task vectors as the values.
         arena: the thread's memory; its device is where the blocks lie.
         seed: the recipe's.
@@ -144,7 +144,7 @@ class TensorGroup:
         """Returns for each model the magnitude that the share of its values that are largest reaches.
 
         Args:
-            shares: one a model; 0 gives infinity, and any more at least the largest value.
+            shares: one per model; 0 gives infinity, and any more at least the largest value.
         """
         self.hold()
         ranks = [rank_of_share(share, self.elements) for share in shares]

@@ -64,7 +64,7 @@ class TensorReader:
     """The stored numbers of one tensor of every model.
 
     Args:
-        inputs: one a model; all have the same shape.
+        inputs: one per model; all have the same shape.
         rows, columns: of the tensor as a matrix.
         arena: the thread's memory.
         digests: receives the inputs' digests on the first pass; None to take none.

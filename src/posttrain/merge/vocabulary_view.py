@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posttrain.merge.sources import HEAD, SourceView, WeightSource, block_rows, embedding_of, is_embedding
 
-# Besides the embedding, the tensors with a row a token, by the names that the families have for them.
+# Besides the embedding, the tensors with a row per token, by the names that the families have for them.
 _HEADS = re.compile(r"(?:^|\.)(?:lm_head|embed_out)\.(?:weight|bias)$|^output\.weight$")
 
 
@@ -104,7 +104,7 @@ def _runs(rows: np.ndarray) -> Iterator[tuple[int, int]]:
 
 
 def is_by_token(name: str) -> bool:
-    """Returns whether a tensor has a row a token, as embedding and output head have, by its name."""
+    """Returns whether a tensor has a row per token, as embedding and output head have, by its name."""
     return is_embedding(name) or bool(_HEADS.search(name))
 
 

@@ -40,7 +40,7 @@ class TaskConfig(Section):
     )
     labels: list[str] | str | None = Field(
         None,
-        description="The closed set of answers, or a file with one a line; null: free text, and 1 to 5 of a rating.",
+        description="The closed set of answers, or a file with one per line; null: free text, and 1 to 5 of a rating.",
     )
     max_new_tokens: int = Field(
         64, ge=1, description="Longest answer that is generated, in tokens; not set: 256 for spans."
@@ -78,7 +78,7 @@ class TaskConfig(Section):
             path = locate_path(root, labels)
             if not path.is_file():
                 raise UserError(
-                    f"no such file: {labels}", where="task.labels", fix="write the labels there, one a line"
+                    f"no such file: {labels}", where="task.labels", fix="write the labels there, one per line"
                 )
             labels = [line.strip() for line in read_text(path, labels).splitlines() if line.strip()]
         if labels is not None:

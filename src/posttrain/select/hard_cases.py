@@ -1,6 +1,6 @@
 """Finds records that the champion gets wrong or finds hard, and the pool records near them.
 
-Evaluations are tables with a row a record: ``id``, ``expected`` and ``predicted`` (texts), ``score`` (1 is right) and
+Evaluations are tables with a row per record: ``id``, ``expected`` and ``predicted`` (texts), ``score`` (1 is right) and
 ``log_likelihood`` (ln P(expected | prompt) in nats, or null). Ids come hardest first, ties by id."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

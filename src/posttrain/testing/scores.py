@@ -42,8 +42,9 @@ def scoring_batch(scoring: ScoringContext, prompts: list[str]) -> ScoringBatch:
 class ScoreContract:
     """Tests what every score of records promises; inherit and define the fixture ``spec``, a `ScoreSpec`.
 
-    A score has one number a record; the same records get the same numbers; and a record's number depends neither on the
-    other records of its batch nor on their order. Redefine the fixture ``scoring`` for another model than a tiny one.
+    A score has one number per record; the same records get the same numbers; and a record's number depends neither on
+    the other records of its batch nor on their order. Redefine the fixture ``scoring`` for another model than a
+    tiny one.
     """
 
     @pytest.fixture

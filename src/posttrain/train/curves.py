@@ -131,7 +131,7 @@ def training_from_steps(
     decided: Iterable[Mapping[str, Any]] = (),
     settings: Mapping[str, str] | None = None,
 ) -> TrainingCurves:
-    """Builds a training from the lines of its metrics file, one a step.
+    """Builds a training from the lines of its metrics file, one per step.
 
     Args:
         decided: decisions as JSON; those of steps that were rolled back stand in no line of the file.

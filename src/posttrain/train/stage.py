@@ -70,7 +70,7 @@ def train(
         config: settings of the training.
         task: task of the model.
         seed: seed of the order of the data, dropout and fresh adapters.
-        out: gets the trained model and ``training.json`` (one entry an optimiser step, without times).
+        out: gets the trained model and ``training.json`` (one entry per optimiser step, without times).
         scratch: folder of the checkpoints, from which a killed training resumes.
         sink: receives the values of every step.
         profile: folder of a profile, if the config asks for one.

@@ -20,7 +20,7 @@ _EVERY_SECONDS = 2.0  # between lines, unless there is a new best: thousands of 
 class ProgressLines:
     """Logs a line for trials that end; to be called with each trial that has reported or ended.
 
-    `show_time`, which is called in between, logs one a minute where nothing happens.
+    `show_time`, which is called in between, logs one per minute where nothing happens.
 
     Args:
         study: the study.

@@ -52,7 +52,7 @@ from posttrain.tune.storage import (
 from posttrain.tune.trial import Fork, Report, Trial, TrialState, best_trial, rank
 
 TRIALS_FILE = "trials.jsonl"
-"""One line a trial, in a study's folder."""
+"""One line per trial, in a study's folder."""
 
 
 class Study:

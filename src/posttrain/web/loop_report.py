@@ -299,7 +299,7 @@ def decisions_section(loop: LoopReport) -> Section:
 
 
 _DECISIONS = Message(
-    "One row a round: the records it asked for, the labels used of these, all labels in its training set, its "
+    "One row per round: the records it asked for, the labels used of these, all labels in its training set, its "
     "metrics, and the gate's decision. Round 0 measures the base model and is not counted. Open a round below for what "
     "its stages did, and for the rules with their values."
 )

@@ -268,7 +268,7 @@ def _time_chart(work: list[Json]) -> Chart | None:
         for part in work
         if part["median_seconds"] is not None
     ]
-    return bars(rows[:_CLASSES], Message("median seconds an answer"))
+    return bars(rows[:_CLASSES], Message("median seconds per answer"))
 
 
 def _drift_chart(errors: Mapping[str, Sequence[float]]) -> Chart | None:

@@ -1,4 +1,4 @@
-"""The metrics file: one line a step, through kills, resumes and rollbacks."""
+"""The metrics file: one line per step, through kills, resumes and rollbacks."""
 
 import json
 import math

@@ -8,6 +8,7 @@ from posttrain.cli.verbs import LazyGroup, LazyVerb
 
 
 class _Verbs(LazyGroup):
+    elsewhere: ClassVar = {"build": "posttrain data add FILES --name NAME"}
     verbs: ClassVar = {
         "check": LazyVerb(
             "posttrain.cli.data.add:check",
@@ -15,7 +16,7 @@ class _Verbs(LazyGroup):
         ),
         "add": LazyVerb(
             "posttrain.cli.data.add:add",
-            "With --name: run the pipeline and name the version. Without: copy files into the loop's pool.",
+            "Add files to the loop's pool; with --name, clean them by `data.steps` and store a dataset version.",
         ),
         "list": LazyVerb(
             "posttrain.cli.data.versions:list_versions",
@@ -55,4 +56,9 @@ class _Verbs(LazyGroup):
     }
 
 
-app = typer.Typer(name="data", cls=_Verbs, help="Build, inspect and export dataset versions.", no_args_is_help=True)
+app = typer.Typer(
+    name="data",
+    cls=_Verbs,
+    help="Check files, build versions of datasets from them (add --name), inspect and export these.",
+    no_args_is_help=True,
+)

@@ -39,16 +39,22 @@ def add(
     files: Annotated[
         list[str] | None, typer.Argument(help="Files of records; with --name also globs and URLs.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Build a version of this dataset.")] = None,
-    to: Annotated[str | None, typer.Option(help="Without --name: the loop's pool (the default) or labelled.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the dataset to build a version of.")] = None,
+    to: Annotated[
+        str | None, typer.Option(help="Where to copy the files without --name: pool (the default) or labelled.")
+    ] = None,
     step: Annotated[
         list[str] | None,
-        typer.Option(help="Instead of `data.steps`: minhash, or 'minhash: {threshold: 0.8}'; repeatable, in order."),
+        typer.Option(
+            help="Cleaning step in place of `data.steps`, such as minhash or 'minhash: {threshold: 0.8}'; repeatable."
+        ),
     ] = None,
     column: ColumnOption = None,
-    version: Annotated[str | None, typer.Option(help="Semantic version, such as 2.3.1.")] = None,
+    version: Annotated[str | None, typer.Option(help="Number of the new version, such as 2.3.1.")] = None,
     note: Annotated[str | None, typer.Option(help="A note kept with the version.")] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="A tag that refers to it from now on; repeatable.")] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option(help="Tag that NAME@TAG finds the new version by; repeatable.")
+    ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Build from these files alone, not on top of the last version.")
     ] = False,
@@ -56,14 +62,19 @@ def add(
         bool, typer.Option("--inbox", help="Also add the feedback collected by `posttrain serve`.")
     ] = False,
     on_error: Annotated[
-        str, typer.Option(help="A record that cannot be read: stop, or skip it and keep its reason; with --name.")
+        str,
+        typer.Option(
+            help="What to do with a record that cannot be read, with --name: stop, or skip it and keep the reason."
+        ),
     ] = "stop",
-    engine: Annotated[str, typer.Option(help="auto, inline, processes or ray.")] = "auto",
+    engine: Annotated[
+        str, typer.Option(help="Where the steps run: inline, processes or ray; auto uses processes on several cores.")
+    ] = "auto",
     workers: Annotated[int | None, typer.Option(help="Number of parallel workers.")] = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
-    """With --name: run the pipeline and name the version. Without: copy files into the loop's pool."""
+    """Add files to the loop's pool; with --name, clean them by `data.steps` and store a dataset version."""
     batches = ingest(workspace.absolute() / ".posttrain" / "inbox") if inbox else []
     if not files and not inbox:
         raise UserError("no file is named", fix="posttrain data add FILE, or --inbox")
@@ -224,7 +235,9 @@ def _add_to_loop(files: list[Path], to: str, workspace: Path) -> None:
 def check(
     files: Annotated[list[str], typer.Argument(help="Files of records, globs or URLs.")],
     column: ColumnOption = None,
-    every: Annotated[bool, typer.Option("--all", help="List every record, not one line a kind of problem.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="List every bad record, not one line per kind of problem.")
+    ] = False,
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:

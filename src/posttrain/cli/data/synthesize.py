@@ -120,7 +120,7 @@ def _parse_step(text: str, workspace: Path) -> DataStep:
 
 
 def _write_rejected(rejected: pa.Table, path: Path) -> None:
-    """Writes rejected records, one a line, with step, reason and other details; writes nothing without any."""
+    """Writes rejected records, one per line, with step, reason and other details; writes nothing without any."""
     rows = [{name: value for name, value in row.items() if value is not None} for row in rejected.to_pylist()]
     if rows:
         text = "".join(dumps({**row, "meta": loads(row["meta"])}, ensure_ascii=False) + "\n" for row in rows)

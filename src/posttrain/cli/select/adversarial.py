@@ -15,7 +15,7 @@ from posttrain.store.message import Message
 
 
 def adversarial(
-    n: Annotated[int, typer.Option("--n", min=1, help="Most examples to keep.")] = 20,
+    n: Annotated[int, typer.Option("--n", min=1, help="Maximum number of examples to keep.")] = 20,
     method: Annotated[str, typer.Option(help="gcg or fgsm.")] = "gcg",
     suite: Annotated[
         str | None, typer.Option(help="Start from this suite's records, which must not be trained on.")
@@ -25,16 +25,18 @@ def adversarial(
     ] = None,
     similarity: Annotated[
         float,
-        typer.Option(min=0, max=1, help="Least cosine between the sentence embeddings of the old and the new text."),
+        typer.Option(
+            min=0, max=1, help="Minimum cosine similarity of the sentence embeddings of the old and the new text."
+        ),
     ] = 0.8,
-    swaps: Annotated[int, typer.Option(min=1, help="Most tokens that may differ.")] = 3,
-    budget: Annotated[int, typer.Option(min=1, help="Most prompts that the champion reads.")] = 10_000,
+    swaps: Annotated[int, typer.Option(min=1, help="Maximum number of tokens that differ.")] = 3,
+    budget: Annotated[int, typer.Option(min=1, help="Maximum number of prompts that the champion reads.")] = 10_000,
     seed: Annotated[int | None, typer.Option(min=0, help="`seed` of the config by default.")] = None,
     out: Annotated[Path | None, typer.Option(help="A new .jsonl file for the examples.")] = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
-    """Find prompts close to ones the champion answers correctly that it answers differently."""
+    """Find small changes of prompts that change the champion's answer, where that was correct."""
     from posttrain.inspect.adversarial_search import search_adversarial
     from posttrain.select.adversarial.examples import SearchSettings, to_json_row
 

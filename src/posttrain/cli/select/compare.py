@@ -15,17 +15,17 @@ _DEFAULT_STRATEGIES = "auto,random,margin,uncertain_diverse,typiclust,facility_l
 
 def compare(
     files: Annotated[list[Path] | None, typer.Argument(help="Labelled records; those of the loop by default.")] = None,
-    strategies: Annotated[str, typer.Option(help="Comma-separated names.")] = _DEFAULT_STRATEGIES,
+    strategies: Annotated[str, typer.Option(help="Strategies, separated by commas.")] = _DEFAULT_STRATEGIES,
     seeds: Annotated[
         int, typer.Option(min=1, help="Learning curves per strategy; fewer than 6 cannot be significant.")
     ] = 6,
-    batch: Annotated[int, typer.Option(min=1, help="Labels a batch.")] = 50,
-    labels: Annotated[int, typer.Option(min=1, help="Labels at the end of a curve.")] = 500,
+    batch: Annotated[int, typer.Option(min=1, help="Number of labels per batch.")] = 50,
+    labels: Annotated[int, typer.Option(min=1, help="Number of labels at the end of a curve.")] = 500,
     embedder: Annotated[
         str | None,
         typer.Option(
-            help="champion (in a workspace), minilm, a folder or a Hub id in that layout; minilm of files, and in a "
-            "workspace what select.embeddings names, by default."
+            help="Embedding model: champion (in a workspace), minilm, a folder or a Hub id in minilm's layout; "
+            "by default minilm for files, else select.embeddings."
         ),
     ] = None,
     column: ColumnOption = None,

@@ -17,7 +17,7 @@ from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_worksp
 
 
 def explain(
-    record: Annotated[str, typer.Argument(help="A record's id, its input's, or the beginning of one.")],
+    record: Annotated[str, typer.Argument(help="Id of a record or of its input, or the first characters of one.")],
     among: Annotated[
         int, typer.Option(min=2, help="Number of training records to score: those most similar to the record.")
     ] = 300,
@@ -25,7 +25,7 @@ def explain(
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
-    """Explain an answer by training records, and why a record was chosen and by whom it was labelled.
+    """Explain an answer by training records, and say why a record was chosen and who labelled it.
 
     For a record of the pool: its scores in every round, and the labelled records nearest to it.
     """

@@ -21,19 +21,19 @@ def hard(
     percentile: Annotated[
         float | None, typer.Option(min=0, max=100, help="Percentile of losses and entropies; 90 by default.")
     ] = None,
-    n: Annotated[int, typer.Option("--n", min=1, help="Most rows to show of each list; --json has all.")] = 20,
+    n: Annotated[int, typer.Option("--n", min=1, help="Maximum number of rows shown per list; --json has all.")] = 20,
     pairs: Annotated[
         Path | None,
-        typer.Option(help="Instead of the lists, a new file of pairs: each label against that of its hard negative."),
+        typer.Option(help="New file of preference pairs, written in place of the lists."),
     ] = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
     """List training, pool and test records whose loss or entropy is above a percentile, the hardest first.
 
-    With --pairs: write training records of labels that the champion confuses, each with the label of its nearest record
-    of the other label as the rejected answer, for `posttrain train --objective dpo`. Those near test errors come first;
-    no test record is among them.
+    With --pairs, write pairs for `posttrain train --objective dpo`. The chosen answer is a training record's label. The
+    rejected answer is a label that the champion confuses with it: that of the nearest training record with such a
+    label. Pairs near test errors come first. Test records are not among the pairs.
     """
     from posttrain.data.versions.export import export_file
     from posttrain.inspect.hard_records import hard_pairs, hard_records

@@ -8,6 +8,8 @@ import typer
 from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.verbs import LazyGroup, LazyVerb
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
+from posttrain.select.selectors.registry import SELECTORS
+from posttrain.select.strategy import AUTO
 from posttrain.store.errors import UserError
 
 
@@ -19,11 +21,11 @@ class _Verbs(LazyGroup):
         ),
         "value": LazyVerb(
             "posttrain.cli.select.value:value",
-            "Estimate what labelled records are worth for predicting each other, the worst first.",
+            "Estimate how much labelled records help a model predict each other; list the most harmful first.",
         ),
         "explain": LazyVerb(
             "posttrain.cli.select.explain:explain",
-            "Explain an answer by training records, and why a record was chosen and by whom it was labelled.",
+            "Explain an answer by training records, and say why a record was chosen and who labelled it.",
         ),
         "hard": LazyVerb(
             "posttrain.cli.select.hard:hard",
@@ -31,7 +33,7 @@ class _Verbs(LazyGroup):
         ),
         "adversarial": LazyVerb(
             "posttrain.cli.select.adversarial:adversarial",
-            "Find prompts close to ones the champion answers correctly that it answers differently.",
+            "Find small changes of prompts that change the champion's answer, where that was correct.",
         ),
     }
 
@@ -44,10 +46,12 @@ def select(
     context: typer.Context,
     workspace: WorkspaceOption = CURRENT_FOLDER,
     n: Annotated[int | None, typer.Option("--n", min=1, help="Batch size; label.per_round by default.")] = None,
-    strategy: Annotated[str | None, typer.Option(help="Strategy; select.strategy by default.")] = None,
+    strategy: Annotated[
+        str | None, typer.Option(help=f"Strategy: {', '.join((AUTO, *SELECTORS.builtin))}; select.strategy by default.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Choose pool records worth labelling, scored by the champion; labels nothing."""
+    """Show which pool records the champion would have you label next, without asking anyone."""
     # `select` is a verb and a group: typer calls this function before every verb of the group too.
     if context.invoked_subcommand is not None:
         _reject_misplaced_options(context)

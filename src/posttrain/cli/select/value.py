@@ -28,13 +28,17 @@ def value(
     files: Annotated[list[Path] | None, typer.Argument(help="Labelled records; those of the loop by default.")] = None,
     method: Annotated[str, typer.Option(help="knn_shapley, tmc_shapley or data_oob.")] = "knn_shapley",
     by: Annotated[str, typer.Option(help="Unit to value: record, source (a file) or label.")] = "record",
-    worst: Annotated[int, typer.Option(min=1, help="Rows to show.")] = 20,
+    worst: Annotated[int, typer.Option(min=1, help="Number of rows to show.")] = 20,
     out: Annotated[Path | None, typer.Option(help="All values as a new .csv, .jsonl or .parquet file.")] = None,
     folds: Annotated[int | None, typer.Option(min=2, help="Cross-validation folds; 10 by default.")] = None,
-    draws: Annotated[int | None, typer.Option(min=1, help="Permutations or bags; 100 or 400 by default.")] = None,
+    draws: Annotated[
+        int | None, typer.Option(min=1, help="Permutations of tmc_shapley (100 by default), or bags of data_oob (400).")
+    ] = None,
     embedder: Annotated[
         str | None,
-        typer.Option(help="champion (in a workspace), minilm (of files), a folder or a Hub id in that layout."),
+        typer.Option(
+            help="Embedding model: champion (in a workspace), minilm (of files), a folder or Hub id in its layout."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seeds folds and sampling.")] = 0,
     workers: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
@@ -42,11 +46,11 @@ def value(
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
-    """Estimate what labelled records are worth for predicting each other, the worst first.
+    """Estimate how much labelled records help a model predict each other; list the most harmful first.
 
-    Every part of the records is held out in turn, and the others are valued by it. Test records take no part: a model
-    whose training set they had shaped could no longer be judged by them. A run that was killed resumes with the same
-    command, on files only with --out.
+    Each fold of the records is held out in turn, and the others are valued by how well they predict it. Test records
+    are never used, so that they can still judge a model trained on the result. A killed run resumes with the same
+    command; on files, that takes --out.
     """
     from posttrain.attribution.valuation import DATA_OOB, ValuationMethod
     from posttrain.inspect.record_values import check_by, value_labelled, value_records

@@ -39,7 +39,7 @@ RECORD: pa.Schema = pa.schema(
         ("meta", pa.string()),
     ]
 )
-"""The schema of records, one a row.
+"""The schema of records, one per row.
 
 - ``id``: hash of the whole normalised content; ``input_id``: of the prompt or text alone; both with the name of the
   image, where ``meta`` has one as ``image``.
@@ -299,7 +299,7 @@ class TextColumn(NamedTuple):
 
 
 def input_texts(table: pa.Table) -> list[str]:
-    """Returns one string a record: its text, or its turns one a line, without the system turn."""
+    """Returns one string per record: its text, or its turns one per line, without the system turn."""
     # A system turn is the same in a whole file, and would make all of its inputs look alike.
     return [
         text if prompt is None else "\n".join(turn["content"] for turn in prompt if turn["role"] != "system")
@@ -308,7 +308,7 @@ def input_texts(table: pa.Table) -> list[str]:
 
 
 def joined_texts(table: pa.Table, field: TextField = "all") -> list[str]:
-    """Returns one string a record, its texts one a line; ``""`` where there are none."""
+    """Returns one string per record, its texts one per line; ``""`` where there are none."""
     inputs = input_texts(table) if field != "answer" else [None] * table.num_rows
     better, worse = (
         table[name].to_pylist() if field != "input" else [None] * table.num_rows for name in ("completion", "rejected")

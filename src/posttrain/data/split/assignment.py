@@ -34,7 +34,7 @@ SPLIT_KEYS: pa.Schema = pa.schema(
         ("made", pa.bool_()),
     ]
 )
-"""One row a record. ``stratum`` is its label or source and ``time`` its moment, each null unless the config needs it.
+"""One row per record. ``stratum`` is its label or source and ``time`` its moment, each null unless the config needs it.
 ``made``: True if it was derived from others (`posttrain.data.records.provenance`); ``origin`` is the id of the one that
 it was derived from, its own for all others. Shards on disk hold these columns, so their names stay."""
 

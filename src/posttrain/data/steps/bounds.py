@@ -10,7 +10,7 @@ import pyarrow as pa
 from posttrain.data.records.outcome import Outcome, Rejection, reject_rows
 
 Measures = Mapping[str, npt.NDArray[np.float64]]
-"""By name one number a record; NaN where there is nothing to measure."""
+"""By name one number per record; NaN where there is nothing to measure."""
 
 _COMPARISONS = {
     "at least": np.greater_equal,

@@ -59,7 +59,7 @@ class Toxicity(RowStep):
 
     action: Literal["reject", "report"] = Field("reject", description="Reject the records, or only report them.")
     field: TextField = Field("all", description="Text of a record to read: the input, the answer, or all.")
-    words: str | None = Field(None, description="File of terms, one a line; null: the short list of the program.")
+    words: str | None = Field(None, description="File of terms, one per line; null: the short list of the program.")
     max_hits: float | None = Field(
         1.0, ge=0, description="Most listed words for each 100 words; 0: any rejects; null: no bound."
     )
@@ -130,7 +130,7 @@ def _sequence_classifier(folder: str, state: str) -> "SequenceClassifier":
 
 
 def read_terms(path: Path | None) -> TermList:
-    """Reads the terms of a file, one a line, or the list that comes with the program.
+    """Reads the terms of a file, one per line, or the list that comes with the program.
 
     Raises:
         UserError: the file is missing, is not UTF-8, or lists nothing.

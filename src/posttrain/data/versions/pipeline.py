@@ -49,7 +49,7 @@ class StepState:
         step: Digest of its settings.
         shards: Keys of the shards that it saw.
         alive: Digest of which of their rows were alive then.
-        table: One row a row of the shards.
+        table: One row per row of the shards.
     """
 
     name: str

@@ -29,7 +29,7 @@ class FileRecord(NamedTuple):
 
 
 def read_json_records(path: Path, name: str) -> Iterator[FileRecord]:
-    """Yields the objects of a file of JSON: of one array, whose text is read whole, or one a line.
+    """Yields the objects of a file of JSON: of one array, whose text is read whole, or one per line.
 
     Args:
         name: The file's name in errors.

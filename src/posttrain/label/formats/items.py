@@ -109,7 +109,7 @@ class Survey:
         Args:
             kind: The user's; None: the file's.
             question: The user's; None: that with the most answers.
-            labels: The config's label set; used for one label a record, unless the file has none of them.
+            labels: The config's label set; used for one label per record, unless the file has none of them.
             annotator: Who answered, in a file that does not say so.
             field: The name of the text to label; None: one of `TEXT_KEYS`.
 

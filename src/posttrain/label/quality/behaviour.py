@@ -15,7 +15,7 @@ from posttrain.label.quality.annotators import Outcomes
 from posttrain.label.quality.findings import Finding, count_exceeds, holm, share_exceeds, wilson
 
 READING_WORDS = 10.0
-"""Words a second that nobody reads: 2.5 times the 238 words a minute of M. Brysbaert (2019), 600 a minute."""
+"""Words per second that nobody reads: 2.5 times the 238 words per minute of M. Brysbaert (2019), 600 per minute."""
 
 HASTE = 1 / 3
 """An answer is hasty if it took less than this part of the median time of the others."""

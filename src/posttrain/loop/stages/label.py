@@ -152,7 +152,7 @@ def labels_section(counts: Mapping[str, int]) -> Section:
     """Draws the labels of each class."""
     # By name where counts are equal: the same workspace gives the same page.
     rows = count_rows(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-    chart = bars(rows, Message("labels a class"), columns=(Message("class"), Message("labels")))
+    chart = bars(rows, Message("labels per class"), columns=(Message("class"), Message("labels")))
     caption = Message(
         "The number of labelled records of each class, the most frequent first. Classes near the bottom have few "
         "examples yet."

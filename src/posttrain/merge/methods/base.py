@@ -17,7 +17,7 @@ FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 """The largest number that methods, which compute in float32, can work with."""
 
 PerModel = tuple[float, ...]
-"""Annotation of an option with one number a model; a single number counts for all of them."""
+"""Annotation of an option with one number per model; a single number counts for all of them."""
 
 Statistic = Literal["fisher", "gram"]
 """A statistic of one model on its data: the diagonal Fisher information, or the Gram matrices of its linear layers."""
@@ -112,7 +112,7 @@ class MergeMethod:
         if parameter.annotation == PerModel:
             numbers = list(value) if isinstance(value, list | tuple) else [value] * models
             if len(numbers) != models:
-                raise UserError(f"has {len(numbers)} values for {models} models", where=where, fix="give one a model")
+                raise UserError(f"has {len(numbers)} values for {models} models", where=where, fix="give one per model")
             return tuple(self._number(option, float, number, where) for number in numbers)
         annotation = _without_none(parameter.annotation)
         if annotation == PerHead:

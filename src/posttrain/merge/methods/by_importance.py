@@ -40,7 +40,7 @@ def by_importance(
     them into the recipe as rules for each layer.
 
     Args:
-        weight: w, one a model; in a rule for a layer, the layer's importance.
+        weight: w, one per model; in a rule for a layer, the layer's importance.
         importance: for each model a list of a, one a query head; in a rule for a layer. Without, heads count as the
             layer does.
         heads: average, or choose the heads of the model in which they are the most important, the first of equals.

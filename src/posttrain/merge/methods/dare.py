@@ -35,7 +35,7 @@ def dare_linear(
     other random numbers; its dare_ties elects and divides as its TIES does.
 
     Args:
-        weight: w, one a model.
+        weight: w, one per model.
         density: d, probability to stay.
         normalize: divide the sum by the sum of w.
         rescale: divide by the density.
@@ -64,7 +64,7 @@ def dare_ties(
     divides by the number of the models that agree.
 
     Args:
-        weight: w, one a model.
+        weight: w, one per model.
         density: probability to stay.
         election: by the sum of the values, or by the number of models with the sign (mergekit's ``sum`` and ``count``).
         normalize: divide by the weights of the models that agree, element by element; the paper does.

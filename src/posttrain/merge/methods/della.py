@@ -43,7 +43,7 @@ def della_linear(
     factor for all elements restores the L1 norm, which favours the large ones.
 
     Args:
-        weight: w, one a model.
+        weight: w, one per model.
         density: mean probability to stay.
         epsilon: half the width of the window of probabilities.
         normalize: divide the sum by the sum of w.
@@ -73,7 +73,7 @@ def della(
     that sign are averaged.
 
     Args:
-        weight: w, one a model.
+        weight: w, one per model.
         density: mean probability to stay.
         epsilon: half the width of the window of probabilities.
         election: by the sum of the values, or by the number of models with the sign (mergekit's ``sum`` and ``count``).

@@ -26,7 +26,7 @@ def fisher(
     program divides by the L2 norm, which a few large elements decide.
 
     Args:
-        weight: w, one a model.
+        weight: w, one per model.
         floor: least F of an element, so that a model without information on an element still counts there. Squared
             gradients of one of a language model's weights are far below 1.
         normalize: whether all models count alike over all their tensors.

@@ -15,7 +15,7 @@ def linear(group: TensorGroup, *, weight: PerModel = (1.0,), normalize: bool = T
     """Averages the weights: sum_i w_i theta_i / sum_i w_i (model soups, Wortsman et al. 2022).
 
     Args:
-        weight: w, one a model.
+        weight: w, one per model.
         normalize: divide by the sum of w; without, the plain sum.
 
     Raises:
@@ -33,7 +33,7 @@ def task_arithmetic(
     A negative weight forgets a task; weights 1, 1 and -1 form an analogy.
 
     Args:
-        weight: w, one a model.
+        weight: w, one per model.
         normalize: divide the sum by the sum of w.
         scale: factor of the merged task vector.
     """
@@ -61,7 +61,7 @@ def sparsify_and_add(sparsify: Callable[[Block], None], coefficients: Sequence[f
 
     Args:
         sparsify: sets elements to zero, and may rescale the others.
-        coefficients: one a model.
+        coefficients: one per model.
     """
     add = combine(coefficients)
 
@@ -77,7 +77,7 @@ def combine_values(values: Tensor, coefficients: Sequence[float], out: Tensor | 
 
     Args:
         values: float32 [models, rows, columns].
-        coefficients: c, one a model.
+        coefficients: c, one per model.
         out: receives the sum; may be the first model's values.
 
     Raises:
@@ -96,7 +96,7 @@ def normalized(weight: Sequence[float], option: str = "weight") -> list[float]:
     """Returns the weights divided by their sum.
 
     Args:
-        weight: one a model.
+        weight: one per model.
         option: the option that holds them, for the error.
 
     Raises:

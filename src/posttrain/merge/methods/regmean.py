@@ -28,7 +28,7 @@ def regmean(group: TensorGroup, *, weight: PerModel = (1.0,), alpha: float = 0.9
     merged, in each thread, beside ``--memory``.
 
     Args:
-        weight: w, one a model.
+        weight: w, one per model.
         alpha: factor of the off-diagonal elements; with 0 inputs count as uncorrelated, and 1 counts as 1 - 1e-6.
 
     Raises:

@@ -32,9 +32,9 @@ def resolve_conflicts(
     - importance: (a_1 t_1 + a_2 t_2) / (a_1 + a_2).
 
     Args:
-        weight: w, one a model.
+        weight: w, one per model.
         resolution: what to do with a conflict.
-        importance: a, one a model; by rules for layers it can differ from layer to layer.
+        importance: a, one per model; by rules for layers it can differ from layer to layer.
         normalize: as above; without, w_1 t_1 + w_2 t_2 where the signs agree, and w_i t_i for the larger magnitude.
         scale: factor of the merged task vector.
 

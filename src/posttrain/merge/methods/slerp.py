@@ -37,7 +37,7 @@ def nuslerp(group: TensorGroup, *, weight: PerModel = (1.0,), nuslerp_flatten: b
     The method of this name in mergekit, of recipes without a base and without ``nuslerp_row_wise``.
 
     Args:
-        weight: w, one a model.
+        weight: w, one per model.
         nuslerp_flatten: the angle is that of the whole tensor; without, of each row of the last dimension.
 
     Raises:

@@ -37,7 +37,7 @@ def ties(
     agree, not by their weights: with equal weights w its result is that of ``scale`` w.
 
     Args:
-        weight: w, one a model.
+        weight: w, one per model.
         density: share of the elements that stay, at least one element unless it is 0; the paper's k is 20%.
         election: by the sum of the weighted values, or by the number of models with the sign (mergekit's ``sum`` and
             ``count``).
@@ -65,8 +65,8 @@ def sparsify_and_elect(
 
     Args:
         sparsify: sets elements to zero, and may rescale the others.
-        factors: of the values, one a model; the weights, with a rescaling or without.
-        weight: one a model, for the divisor.
+        factors: of the values, one per model; the weights, with a rescaling or without.
+        weight: one per model, for the divisor.
         election: see `elect_and_add`.
         normalize: see `elect_and_add`.
         scale: factor of the result.

@@ -35,7 +35,7 @@ class EnsembleConfig(Section):
         method: ``average`` (of the probabilities of labels), ``vote``, ``cascade`` or ``gate``.
         models: one or more; in a cascade the cheapest first. A model is named as in a merge; ``linear`` is the linear
             head on sentence embeddings, and so is a folder that holds one.
-        weights: of an average or a vote, one a model; the same for all by default.
+        weights: of an average or a vote, one per model; the same for all by default.
         data: a file of records with answers, relative to the ensemble's file, that no model learned from.
         columns: columns of the file, by our name for each.
         suite: the suite of the workspace whose scorer scores free-text answers to ``data``; the first by default.
@@ -144,7 +144,7 @@ class FittedParameters:
     """The parameters of an ensemble.
 
     Attributes:
-        weights: one a model, with the sum 1.
+        weights: one per model, with the sum 1.
         thresholds: of a cascade, for all models but the last.
         gate: `MixtureGate.to_json`; None without a gate.
         report: what they rest on: ``records``, ``log_loss``, or the fields of `ThresholdChoice`; of free text

@@ -1,4 +1,4 @@
-"""Charts with one entry a round: the learning curve, and expected against achieved gain."""
+"""Charts with one entry per round: the learning curve, and expected against achieved gain."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

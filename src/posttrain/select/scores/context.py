@@ -32,7 +32,7 @@ class ScoringContext:
     temperature: float = 1.0
 
     def run(self, group: ScoreGroup, records: Sequence[ScoringInput], model: ScoringModel | None = None) -> pa.Table:
-        """Scores records by the champion or another model: one row a record, with the group's columns."""
+        """Scores records by the champion or another model: one row per record, with the group's columns."""
         return cached_scores(group, model or self.model, records, self.cache)
 
 

@@ -53,7 +53,7 @@ class ScoreGroup:
         name: identifies, with version and settings, what is computed.
         version: raised by hand when the meaning of the numbers changes.
         settings: everything that the numbers depend on besides model, task and record, as JSON values.
-        score: returns one row a record, in their order; without records, the columns.
+        score: returns one row per record, in their order; without records, the columns.
         chunk_size: records in a chunk, which a killed pass loses at most.
     """
 
@@ -170,7 +170,7 @@ class ScoreCache:
 def cached_scores(
     group: ScoreGroup, model: ScoringModel, records: Sequence[ScoringInput], cache: ScoreCache
 ) -> pa.Table:
-    """Returns the scores of one group, a row a record, from the cache where it has them.
+    """Returns the scores of one group, a row per record, from the cache where it has them.
 
     A record whose scores an earlier pass cached keeps the numbers of that pass, whatever shared its batch there.
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from posttrain.select.scores.context import ScoringBatch
 
 ScoreFunction = Callable[["ScoringBatch"], "npt.ArrayLike"]
-"""Computes one number a record: float [N] for N records."""
+"""Computes one number per record: float [N] for N records."""
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def select(
 
     Args:
         strategy: name of a selector in ``SELECTORS``.
-        scores: columns with one entry a row: ``probabilities`` float [N, K], ``embeddings`` float [N, D],
+        scores: columns with one entry per row: ``probabilities`` float [N, K], ``embeddings`` float [N, D],
             or the measures ``entropy``, ``least_confidence``, ``margin`` float [N]. Columns that the selector does not
             use may be missing; at least one column is there.
         n: number of rows; all unlabelled rows when there are fewer.

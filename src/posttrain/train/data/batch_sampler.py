@@ -130,7 +130,7 @@ class BatchSampler:
 
     Args:
         count: number of records; their rows are 0..count-1.
-        batch_size: rows a step; the last step of a pass may have fewer.
+        batch_size: rows per step; the last step of a pass may have fewer.
         seed: seed of all shuffling; None keeps the records' order.
         phases: all phases, in their order.
         kinds: each record's kind, by ``mix_by``: ``{"source": ["a.jsonl", ...]}``.
@@ -298,7 +298,7 @@ def _pass_count(config: PhaseConfig, batch_size: int, count: int) -> int:
 
 
 def _check_complete(name: str, values: Sequence[Any] | np.ndarray | None, count: int) -> np.ndarray:
-    """Returns one value a record; raises a ValueError if they are missing, NaN or not as many."""
+    """Returns one value per record; raises a ValueError if they are missing, NaN or not as many."""
     array = np.asarray([] if values is None else values)
     if len(array) != count or (array.dtype.kind == "f" and np.isnan(array).any()):
         raise ValueError(f"the records' {name} are not known")

@@ -17,7 +17,7 @@ class LoaderConfig(Section):
     """Loading of examples."""
 
     processes: int | None = Field(
-        None, ge=1, description="Processes that tokenise a large training set; null: one a core."
+        None, ge=1, description="Processes that tokenise a large training set; null: one per core."
     )
     workers: int = Field(1, ge=0, description="Threads that pack batches ahead; 0: the training packs its own.")
     prefetch: int = Field(2, ge=1, description="Optimiser steps that are packed ahead.")

@@ -15,7 +15,7 @@ class EpochPlan:
 
     Args:
         parts: the records.
-        batch_size: rows a batch; the last one of a pass may have fewer.
+        batch_size: rows per batch; the last one of a pass may have fewer.
         seed: seed of the shuffling; None keeps the records' order.
         first: number of the first pass: successive phases are shuffled differently.
     """

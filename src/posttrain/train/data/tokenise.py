@@ -64,7 +64,7 @@ def tokenise(
         max_length: longer sequences are cut at their beginning, in tokens.
         shape: contents of a record, see `posttrain.train.data.encoding.build_example`.
         folder: folder of any number of sets.
-        processes: number of processes; None: one a core, if there are enough records. The bytes are the same.
+        processes: number of processes; None: one per core, if there are enough records. The bytes are the same.
         shard_tokens: tokens of a shard of a new set, which holds whole records.
 
     Raises:
@@ -160,7 +160,7 @@ def tokenise_blocks(
     """Tokenises all records in their order, a block at a time; the blocks do not depend on the number of processes.
 
     Args:
-        processes: number of processes; None: one a core, if there are enough records.
+        processes: number of processes; None: one per core, if there are enough records.
 
     Raises:
         TooLong: the first record that cannot be used is too long; those like it are counted.

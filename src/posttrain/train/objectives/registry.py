@@ -97,7 +97,7 @@ _BUILTIN = {
         "class",
         "classes",
         settings.ClassificationConfig,
-        "one label a text",
+        "one label per text",
     ),
     "distill": ObjectiveSpec(
         f"{_HERE}.distillation:DistillationObjective",

@@ -1,4 +1,4 @@
-"""Reward models: one number an answer, learned from which of two is better."""
+"""Reward models: one number per answer, learned from which of two is better."""
 
 from collections.abc import Sequence
 from typing import Self

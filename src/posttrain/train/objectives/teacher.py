@@ -1,8 +1,8 @@
 """A teacher's outputs at every supervised token: computed once, before the student is trained, and cached in files.
 
 The teacher is in memory only while it computes. Of its distributions either the ``top_k`` most probable tokens are
-kept, 8 k bytes a token, or the last hidden state, from which the output head alone gives all of them again: 2 D bytes a
-token, and far less than the logits themselves.
+kept, 8 k bytes per token, or the last hidden state, from which the output head alone gives all of them again: 2 D bytes
+per token, and far less than the logits themselves.
 """
 
 import json

@@ -71,7 +71,7 @@ class MasterWeights:
     def gradient_norms(self) -> dict[str, float]:
         """Returns the gradient's L2 norm by layer group, once all micro-batches of a step are summed."""
         squares: dict[str, float] = {}
-        # One transfer to the host for all norms, rather than one a weight.
+        # One transfer to the host for all norms, rather than one per weight.
         norms = torch.stack(torch._foreach_norm(self.finished_sums())).tolist()
         for group, norm in zip(self._groups, norms, strict=True):
             squares[group] = squares.get(group, 0.0) + norm * norm

@@ -35,7 +35,7 @@ def merge_on_data(
     Args:
         recipe: a recipe, which may name the records itself, or the models.
         out: the folder to write.
-        data: a file of records, its URL or ``hub:OWNER/NAME:SPLIT``, for all models; or a list, one a model.
+        data: a file of records, its URL or ``hub:OWNER/NAME:SPLIT``, for all models; or a list, one per model.
         root: the folder that relative paths start from; that of the recipe's file, or the current one, by default.
         options: further arguments of `posttrain.merge.merge`.
 
@@ -49,7 +49,7 @@ def merge_on_data(
 
 
 def with_data(recipe: Recipe, files: Sequence[str | Path]) -> Recipe:
-    """Returns the recipe with files of records: one for all models, or one a model.
+    """Returns the recipe with files of records: one for all models, or one per model.
 
     Raises:
         UserError: there are neither one nor as many as models.
@@ -59,7 +59,7 @@ def with_data(recipe: Recipe, files: Sequence[str | Path]) -> Recipe:
         return recipe.model_copy(update={"data": names[0]}) if names else recipe
     if len(names) != len(recipe.models):
         raise UserError(
-            f"{len(names)} files for {len(recipe.models)} models", where="data", fix="give one, or one a model"
+            f"{len(names)} files for {len(recipe.models)} models", where="data", fix="give one, or one per model"
         )
     models = [entry.model_copy(update={"data": name}) for entry, name in zip(recipe.models, names, strict=True)]
     return recipe.model_copy(update={"models": models})

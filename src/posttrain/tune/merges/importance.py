@@ -103,7 +103,7 @@ def read_data(recipe: Recipe, files: Sequence[str], root: Path | None = None) ->
 
     Args:
         recipe: the recipe; its seed draws as many records as its key ``statistics`` says.
-        files: one file for all models, or one a model; paths are relative to the current folder.
+        files: one file for all models, or one per model; paths are relative to the current folder.
         root: the folder that the paths of the models are relative to; the current one by default.
 
     Returns:

@@ -149,7 +149,7 @@ class TuneConfig(Section):
         description="Seconds without a step after which a training counts as hanging; not inline.",
     )
     engine: str = Field(default="inline", description="inline; processes, ray or slurm: several trials at a time.")
-    workers: int | None = Field(default=None, ge=1, description="Trials at a time; null: one a core.")
+    workers: int | None = Field(default=None, ge=1, description="Trials at a time; null: one per core.")
 
     @field_validator("space", mode="before")
     @classmethod
