@@ -16,7 +16,7 @@ from posttrain.cli.main import app, main
 PACKAGE = Path(posttrain.__file__).parent
 
 # Words behind the program's name that are not verbs.
-PROSE = {"and", "install", "works", "collects", "synthesises", "reads", "keeps", "writes", "wrote"}
+PROSE = {"and", "install", "works", "collects", "synthesises", "reads", "keeps", "worked", "writes", "wrote"}
 
 # A command ends where its sentence continues.
 PROGRAM = re.compile(r"posttrain\s")
