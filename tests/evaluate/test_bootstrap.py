@@ -2,7 +2,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from posttrain.evaluate.bootstrap import paired_scores, ratio_bootstrap, resampled_ratios
+from posttrain.evaluate.bootstrap import paired_scores, ratio_bootstrap, resampled_means, resampled_ratios
 from posttrain.store.errors import WorkError
 
 
@@ -92,3 +92,14 @@ def test_ratios_without_a_finite_value_are_never_nan() -> None:
     assert not np.isnan(resampled_ratios(zeros, zeros, seed=0)).any()
     with pytest.raises(ValueError, match="negative scores"):
         ratio_bootstrap(-ones, ones, seed=0)
+
+
+@pytest.mark.parametrize("kinds", [5, 200])
+def test_resamples_follow_the_seed(kinds: int) -> None:
+    """Whether counts of few distinct values are drawn, or of many the records."""
+    values = np.arange(300.0) % kinds
+    weights = np.ones(300)
+    first, again, other = (resampled_means(values, weights, 300, seed=seed, resamples=20) for seed in (1, 1, 2))
+    assert (first == again).all()
+    assert (first != other).any()
+    assert len(set(first)) > 10

@@ -39,7 +39,7 @@ rows_of = st.lists(
 
 
 @settings(max_examples=40)
-@given(rows_of, TEXTS, st.integers(0, 5), st.integers(1, 5))
+@given(rows_of, st.sampled_from(["", "a", "."]) | TEXTS, st.integers(0, 5), st.integers(1, 5))
 def test_a_page_is_the_matches_from_its_start_on(
     tmp_path_factory: pytest.TempPathFactory, drawn: list[Any], query: str, start: int, count: int
 ) -> None:

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from posttrain.data.versions.version import Version
 from posttrain.inspect.preview import preview_selection
 from posttrain.inspect.show import show
 from posttrain.loop.config import load_config
@@ -215,6 +217,21 @@ def test_every_kind_of_artifact_every_stage_and_round_can_be_shown(finished_loop
 def test_unknown_texts_are_refused(finished_loop: Any, text: str) -> None:
     with pytest.raises(UserError):
         show(finished_loop.store, text)
+
+
+def test_the_beginning_of_several_ids_is_refused(finished_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"{number:020x}" for number in range(2)]
+
+    class Two:
+        def tables(self, columns: list[str]) -> list[pa.Table]:
+            return [pa.table(dict.fromkeys(columns, texts))]
+
+        def rejected(self) -> list[pa.Table]:
+            return []
+
+    monkeypatch.setattr(Version, "open", lambda artifacts, id: Two())
+    with pytest.raises(UserError, match="`00000000` could be records of 2 inputs; give more of the id"):
+        show(finished_loop.store, "0" * 8)
 
 
 def test_a_missing_champion_is_refused(small: Any, open_loop: Open) -> None:

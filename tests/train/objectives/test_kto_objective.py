@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,8 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from posttrain.models.chat import TokenizedExample
+from posttrain.train.config import TrainConfig
+from posttrain.train.objectives.base import ObjectiveInputs
 from posttrain.train.objectives.config import KtoConfig
-from posttrain.train.objectives.kto import kl_estimate, kto
+from posttrain.train.objectives.kto import KtoObjective, kl_estimate, kto
 from posttrain.train.objectives.loss import SequenceLogProbs, mean_metrics
 
 Array = np.ndarray
@@ -121,3 +125,12 @@ def test_saturated_answers_keep_their_precision() -> None:
 def test_the_number_of_marks_must_match() -> None:
     with pytest.raises(ValueError, match="marks"):
         kto(sequences([-1.0, -2]), sequences([-1.0, -2]), torch.tensor([True]), torch.tensor(0.0), KtoConfig())
+
+
+def test_marks_are_those_of_the_records_or_of_the_sides_of_pairs() -> None:
+    lone = [[TokenizedExample([1, number, 3], [False, False, True])] for number in range(3)]
+    config = TrainConfig(objective={"name": "kto"}, batch_size=2)
+    marked = KtoObjective.from_inputs(ObjectiveInputs(lone, config, Any, [0, 1, 0]))
+    assert marked.desirable.tolist() == [False, True, False]
+    pairs = [[*lone[0], *lone[1]], [*lone[1], *lone[2]]]
+    assert KtoObjective.from_inputs(ObjectiveInputs(pairs, config, Any)).desirable.tolist() == [True, False] * 2
