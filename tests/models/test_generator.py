@@ -48,23 +48,26 @@ def test_answers_are_greedy_whatever_the_batch(
     assert all(answer.finished for answer in result[: len(answers)])
 
 
-def test_the_longest_prompt_limits_the_batch_size(trained_model: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("longest", [2, 40])
+def test_the_longest_prompt_and_answer_limit_the_batch_size(
+    trained_model: Trained, monkeypatch: pytest.MonkeyPatch, longest: int
+) -> None:
     lm, _ = trained_model
     shapes = []
     generate = lm.model.generate
 
     def record_shape(input_ids: torch.Tensor, **options: Any) -> torch.Tensor:
-        shapes.append((len(input_ids), input_ids.shape[1] + 2))
+        shapes.append((len(input_ids), input_ids.shape[1] + longest))
         result: torch.Tensor = generate(input_ids=input_ids, **options)
         return result
 
     monkeypatch.setattr(lm.model, "generate", record_shape)
     monkeypatch.setattr(generator_module, "_BATCH_TOKENS", 200)
-    prompts = [ask("x" * length) for length in (1, 1, 1, 90, 2, 300)]
-    assert len(greedy_answers(lm, prompts, max_new_tokens=2)) == 6
-    assert sum(rows for rows, _ in shapes) == 6
+    prompts = [ask("x" * length) for length in (*[1] * 20, 90, 2, 300)]
+    assert len(greedy_answers(lm, prompts, max_new_tokens=longest)) == len(prompts)
+    assert sum(rows for rows, _ in shapes) == len(prompts)
     assert all(rows == 1 or rows * width <= 200 for rows, width in shapes)
-    assert len(shapes) < 6
+    assert len(shapes) < len(prompts)
 
 
 def test_a_truncated_answer_is_marked_unfinished(trained_model: Trained) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from posttrain.models.chat import TokenizedExample
-from posttrain.models.importance import importance_by_gradient
+from posttrain.models.importance import importance_by_activation, importance_by_gradient
 from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.likelihood import sequence_log_likelihoods
 from posttrain.models.task import TaskConfig
@@ -89,3 +89,15 @@ def test_tokens_and_the_model_stay_as_they_are(folder: Path, examples: list[Toke
     for name, tensor in lm.model.state_dict().items():
         assert torch.equal(tensor, before[name])
     assert all(parameter.requires_grad and parameter.grad is None for parameter in lm.model.parameters())
+
+
+def test_activations_of_a_batch_are_those_of_its_records(folder: Path, examples: list[TokenizedExample]) -> None:
+    """Without those of the padding: squares of records' means add up, and a layer's changes by token."""
+    together = importance_by_activation(load(folder), examples)
+    alone = [importance_by_activation(load(folder), [example]) for example in examples]
+    tokens = np.array([len(example.ids) for example in examples])
+    for name in ("heads", "inner"):
+        squares = sum(getattr(each, name) ** 2 for each in alone)
+        np.testing.assert_allclose(getattr(together, name) ** 2, squares, rtol=1e-4)
+    changes = sum(count * each.layers for count, each in zip(tokens, alone, strict=True))
+    np.testing.assert_allclose(together.layers * tokens.sum(), changes, rtol=1e-4)

@@ -153,6 +153,29 @@ def test_a_gguf_file_becomes_plain_weights(smollm2: Path, real: LanguageModel, t
     assert text.endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
 
 
+def test_a_gguf_file_is_converted_once_unless_it_changes_or_is_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    converted: list[bytes] = []
+
+    def convert(file: Path, folder: Path) -> None:
+        converted.append(file.read_bytes())
+        folder.mkdir(exist_ok=True)
+        (folder / "model.safetensors").write_bytes(b"weights of " + file.read_bytes())
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sources, "convert_gguf", convert)
+    file = tmp_path / "model.gguf"
+    for number, content in enumerate((b"one", b"one", b"two", b"one")):
+        file.write_bytes(content)
+        fetch(str(file), tmp_path / f"{number}")
+        assert (tmp_path / f"{number}" / "model.safetensors").read_bytes() == b"weights of " + content
+    assert converted == [b"one", b"two"]
+    monkeypatch.setattr(sources, "_KEPT_BYTES", 2)
+    fetch(str(file), tmp_path / "large")
+    assert converted == [b"one", b"two", b"one"]
+
+
 def test_a_missing_model_is_a_one_line_error(tmp_path: Path, copy: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("no model")

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import pytest
 
 from posttrain.data.config import DataConfig
@@ -134,6 +135,27 @@ def test_a_share_of_the_labelled_records_becomes_the_test_set(tmp_path: Path) ->
     assert not set(data.test["group"].to_pylist()) & set(data.labelled["group"].to_pylist())
     other_seed = build_pool_and_test(config(pool=[], test=0.3, split_seed=1), tmp_path, LABELS)
     assert other_seed.test["line"].to_pylist() != data.test["line"].to_pylist()
+
+
+@pytest.mark.parametrize("name", ["pool", "labelled"])
+def test_variants_of_test_records_are_rejected(folder: Path, name: str) -> None:
+    """Steps that compare texts see none of them: a paraphrase has other words."""
+    origin = build_pool_and_test(config(), folder, LABELS).test["id"][0].as_py()
+    rows = [
+        {
+            "text": "an ATM swallowed what I had",
+            "category": "cash",
+            "augmented": {"method": "paraphrase", "of": origin},
+        },
+        {"text": "something else", "category": "cash"},
+    ]
+    (folder / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    columns = {"prompt": "text", "completion": "category"}
+    data = build_pool_and_test(config(**{name: ["more.jsonl"]}, columns=columns), folder, LABELS)
+    rejected = data.rejected[name].filter(pc.equal(data.rejected[name]["source"], "more.jsonl"))
+    assert list(zip(rejected["line"].to_pylist(), rejected["reason"].to_pylist(), strict=True)) == [
+        (1, "made of a test record")
+    ]
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7])
