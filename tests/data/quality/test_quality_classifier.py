@@ -109,6 +109,14 @@ def test_a_damaged_folder_raises_and_is_named(classifier: LinearClassifier, tmp_
         load_classifier(tmp_path)
 
 
+def test_a_classifier_of_another_version_is_refused(classifier: LinearClassifier, tmp_path: Path) -> None:
+    classifier.save(tmp_path)
+    settings = json.loads((tmp_path / SETTINGS).read_text())
+    (tmp_path / SETTINGS).write_text(json.dumps({**settings, "version": 1}))
+    with pytest.raises(UserError, match="a classifier of version 1 is not known here"):
+        load_classifier(tmp_path)
+
+
 def test_platt_scaling_matches_scikit_learn() -> None:
     from sklearn.calibration import CalibratedClassifierCV
     from sklearn.linear_model import LogisticRegression

@@ -79,6 +79,12 @@ class TestLabelErrors(StepContract):
         with pytest.raises(UserError, match="no answer has 5 different inputs"):
             apply_step(LabelErrors(features="ngrams"), table)
 
+    def test_records_of_one_input_make_no_label(self, table: pa.Table) -> None:
+        repeated = [{"prompt": "a greeting", "completion": "hello"}] * 5
+        outcome = apply_step(LabelErrors(features="ngrams"), table_of(*messages(), *repeated))
+        quality = outcome.facts["label_quality"].to_pylist()
+        assert (None in quality[:32], quality[32:]) == (False, [None] * 5)
+
     def test_a_single_label_is_not_judged(self) -> None:
         table = table_of(*({"prompt": f"q {n}", "completion": "a"} for n in range(20)))
         assert set(apply_step(LabelErrors(features="ngrams"), table).facts["label_quality"].to_pylist()) == {None}

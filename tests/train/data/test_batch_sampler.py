@@ -271,3 +271,11 @@ def test_kinds_and_scores_come_from_the_records(make_records: MakeRecords) -> No
         RecordColumns(records).categories("dataset", "here")
     with pytest.raises(UserError, match=f"f:1: record {1:020x}: it has no number `topic` but `cards`; .* in here"):
         RecordColumns(records).numbers("topic", "here")
+
+
+def test_equally_difficult_records_come_in_their_order() -> None:
+    """Else the first batches would depend on how the platform sorts."""
+    curriculum = {"name": "fixed", "start": 0.01, "duration": 1.0}
+    difficulties = np.repeat([2.0, 1.0], 300)
+    sampler = BatchSampler(600, 5, 3, [phase(epochs=4, curriculum=curriculum)], difficulties=difficulties)
+    assert set(sampler.rows(0)) <= set(range(300, 306))

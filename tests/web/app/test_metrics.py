@@ -1,5 +1,6 @@
 """``GET /metrics`` for Prometheus."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ def test_every_family_has_a_sample_before_the_first_round(server: Any) -> None:
     assert len(values) > 10
     assert [name for name, samples in values.items() if not samples] == []
     assert {name for (name,) in values["posttrain_loop_drift"]} >= {"psi", "mmd_p", "confidence"}
+    assert all(math.isnan(value) for value in values["posttrain_loop_drift"].values())  # 0 would be a measurement
     assert values["posttrain_loop_canaries"][("running",)] == 0
 
 
