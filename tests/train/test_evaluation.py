@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from posttrain.evaluate.config import SuiteConfig
-from posttrain.evaluate.held_out import held_out_score
+from posttrain.evaluate.held_out import HeldOutScore, held_out_score
 from posttrain.evaluate.suite import run_suite
 from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.task import TaskConfig
@@ -31,6 +31,14 @@ TASK, PERPLEXITY = TaskConfig(max_new_tokens=4), SuiteConfig(scorer="perplexity"
 def with_rejected(records: pa.Table) -> pa.Table:
     index = records.schema.get_field_index("rejected")
     return records.set_column(index, records.schema.field(index), [["no"] * records.num_rows])
+
+
+class DrawingScore(HeldOutScore):
+    """Scores that draw random numbers."""
+
+    def __call__(self, model: LanguageModel, records: pa.Table) -> dict[str, float]:
+        torch.rand(3)
+        return super().__call__(model, records)
 
 
 Run = Callable[..., dict[str, Any]]
@@ -84,7 +92,7 @@ def test_a_training_ends_in_the_same_bytes_with_evaluation(
     held_out = make_records([("where is it", "refund"), ("my card", "card lost"), ("hi", "x")])
     if "objective" in settings:
         held_out = with_rejected(held_out)
-    score = held_out_score(["exact_match", "perplexity"], TASK)
+    score = DrawingScore(["exact_match", "perplexity"], TASK)
     run("without", **settings)
     evaluate = {"data": "held-out.jsonl", "every": 2, "metrics": ["exact_match", "perplexity"]}
     summary = run("with", HeldOut(held_out, score), **settings, evaluate=evaluate)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.web.guideline_text import _equal_blocks, compare
+from posttrain.web.guideline_text import _equal_blocks, compare, render_markdown
 
 LINES = st.lists(st.sampled_from(["a", "b", "c", "dd", "", "e f"]), max_size=30)
 
@@ -54,3 +54,10 @@ def test_versions_are_shown_with_their_context() -> None:
 def test_the_longest_texts_are_compared(old: str, new: str) -> None:
     kinds = {line.kind for line in compare(old, new)}
     assert bool(kinds & {"added", "removed"}) is (old != new)
+
+
+def test_a_guideline_runs_nothing_and_loads_nothing() -> None:
+    text = "<script>a()</script>\n\nb <b onclick=a>c</b> ![d](https://e/f.png) [g](javascript:a) [h](https://i)"
+    html = render_markdown(text)
+    assert not any(start in html for start in ("<script", "<b", "<img", 'href="javascript'))
+    assert '<a href="https://i" rel="noopener noreferrer nofollow" target="_blank">h</a>' in html

@@ -1,7 +1,9 @@
 """The classifier of good and bad texts: its n-grams, its training, its calibration and its files."""
 
 import json
+import random
 import re
+import string
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -68,6 +70,15 @@ def test_logits_equal_the_sparse_dot_product(classifier: LinearClassifier) -> No
         row = ngram_features([text]).tocsr()
         expected = float(classifier.weights[row.indices].astype(np.float64) @ row.data) + classifier.intercept
         assert logit == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_report_is_of_texts_that_were_not_learned() -> None:
+    """Texts without a difference: a classifier knows those that it learned, and no others."""
+    generator = random.Random(0)
+    texts = [" ".join(generator.choices(string.ascii_lowercase, k=30)) for _ in range(60)]
+    report = train_quality(texts[:30], texts[30:]).report
+    assert report["auc"] < 0.8
+    assert report["ece"] < 0.2
 
 
 def test_a_score_does_not_depend_on_the_batch(classifier: LinearClassifier) -> None:

@@ -152,6 +152,18 @@ def test_another_tools_ids_are_told_by_their_texts(new_queue: NewQueue, tmp_path
         import_queue(queue, path, ImportOptions(batch="batch"))
 
 
+def test_another_tools_candidates_tell_the_records_of_one_prompt(new_queue: NewQueue, tmp_path: Path) -> None:
+    queue = new_queue()
+    prompt = [{"role": "user", "content": "which"}]
+    pairs = [["a", "b"], ["c", "d"]]
+    items = [NewItem(f"{at:020x}", {"prompt": prompt, "candidates": pair}) for at, pair in enumerate(pairs)]
+    queue.add_batch("batch", "preference", items)
+    path = tmp_path / "f.jsonl"
+    path.write_text(json.dumps({"id": "7", "prompt": "which", "candidates": ["c", "d"], "label": 1}) + "\n")
+    assert import_queue(queue, path, ImportOptions(batch="batch")).answers == 1
+    assert [[answer.answer for answer in item.answers] for item in queue.items("batch")] == [[], [1]]
+
+
 def test_another_answer_of_the_same_annotator(new_queue: NewQueue, tmp_path: Path) -> None:
     queue = new_queue()
     queue.add_batch("batch", "choice", [NewItem("1", {"text": "x"})], labels=["a", "b"])
