@@ -128,7 +128,7 @@ class TrainConfig(Section):
     )
     shuffle: bool = Field(True, description="Shuffle each pass, or keep the records' order.")
     learning_rate: float = Field(1e-4, gt=0, description="Peak learning rate.")
-    batch_size: int = Field(16, ge=1, description="Examples an optimiser step.")
+    batch_size: int = Field(16, ge=1, description="Examples per optimiser step.")
     phases: list[PhaseConfig] = Field(
         [], description="Parts of the training one after the other, each with its data, length and rate."
     )

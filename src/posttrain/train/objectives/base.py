@@ -31,7 +31,7 @@ class TrainArguments(Protocol):
 
     @property
     def batch_size(self) -> int:
-        """Examples an optimiser step."""
+        """Examples per optimiser step."""
 
     @property
     def max_length(self) -> int:
