@@ -123,7 +123,7 @@ def test_the_page_of_a_training_is_self_contained(answers: Path, tmp_path: Path,
     assert (outcome.code, f"wrote {page}" in outcome.out) == (0, True)
     text = page.read_text()
     assert text.startswith("<!doctype html>")
-    assert "tokens a second by step" in text
+    assert "tokens per second by step" in text
     # The library names addresses in messages and namespaces; what the page itself holds loads nothing.
     own = re.sub("<script>.*?</script>", "", text, flags=re.DOTALL)
     assert "http" not in own.replace("http-equiv", "")

@@ -32,7 +32,7 @@ class Machine:
     """A simulated machine with a known rate, or problem, for each setting.
 
     Args:
-        rate: tokens a second, or the problem of a setting.
+        rate: tokens per second, or the problem of a setting.
         noise: deviation of the logarithm of a trial's rate.
         seconds: duration of a trial.
         compiling: seconds that compilation takes at the start.

@@ -36,7 +36,7 @@ class HardRecords:
 
     Attributes:
         champion: Id of the model.
-        training: Of the training set: ``id, input, completion, loss`` (nats a token of the right answer).
+        training: Of the training set: ``id, input, completion, loss`` (nats per token of the right answer).
         pool: Of the scored pool records without a label: ``id, input, predicted, entropy`` (nats).
         test: Of the first suite: ``id, expected, predicted, loss`` (nats, or 1 - score).
         counts: Number of records with a loss or an entropy, by the names of these lists.

@@ -37,7 +37,7 @@ class GateSource(WeightSource):
         kind: option ``gate`` of `mixture_of_experts`, which defines each kind.
         base: the model whose hidden states they are made of.
         names: name of each layer's gate, in the order of the layers.
-        prompts: one an expert.
+        prompts: one per expert.
         width: of the hidden states.
         dtype: that they are rounded to.
         seed: of random gates.

@@ -178,7 +178,7 @@ class _TokenChoice:
         self._recorded = any(sampling.log_probabilities for sampling in samplings)
         self._temperature = torch.tensor([[samplings[row].temperature] for row in self._drawn])
         self._top_p = torch.tensor([[samplings[row].top_p] for row in self._drawn])
-        # One uniform number a token and row, from the row's own generator: the same on every device and in any batch.
+        # One uniform number per token and row, from the row's own generator: the same on every device and in any batch.
         self._generators = [np.random.default_rng(samplings[row].seed) for row in self._drawn]
         self._count, self._steps = len(samplings), list[Tensor]()
 

@@ -193,7 +193,7 @@ def _second(pair: tuple[float, float]) -> float:
 
 
 def _loss(values: Floats, truth: Labels, fold: Labels, penalty: float) -> float:
-    """Returns the negative log-likelihood out of fold, calibrated, in nats a record."""
+    """Returns the negative log-likelihood out of fold, calibrated, in nats per record."""
     probabilities = predict_out_of_fold(values, truth, fold, penalty=penalty)
     logs = np.log(np.maximum(probabilities, _MIN_PROBABILITY))
     # Without records whose label the other folds lack: their loss would be the same for every penalty, and infinite.

@@ -160,7 +160,7 @@ def fit_linear_head(task: CurveTask, labelled: npt.NDArray[np.bool_]) -> LinearH
     if len(classes) == 1:
         probabilities[:, classes] = 1
         return LinearHead(probabilities, np.ones(len(task.test_labels)), task.test_labels == classes[0])
-    # One thread: the curves run in a process a core, and the same bits come out on any number of them.
+    # One thread: the curves run in a process per core, and the same bits come out on any number of them.
     with warnings.catch_warnings(), threadpool_limits(limits=1):
         warnings.simplefilter("ignore", ConvergenceWarning)  # 200 steps are near enough for a comparison
         warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)  # few labels of many classes

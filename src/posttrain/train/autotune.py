@@ -1,4 +1,4 @@
-"""Find the settings with the most tokens a second on this machine, by measuring, in a bounded time.
+"""Find the settings with the most tokens per second on this machine, by measuring, in a bounded time.
 
 Coordinate search from the config's settings; then the best two are measured again in turns, because the speed of
 a shared machine varies by a third.
@@ -45,7 +45,7 @@ _FINAL_REPEATS = 3  # of each of the best two
 _LOADER_BOUND = 0.01  # share of a step spent waiting, above which the loader's settings are tried
 
 Measure = Callable[[Settings, float, float], Trial]
-"""Measures a setting, given the tokens a second below which to give up, and the seconds it may take."""
+"""Measures a setting, given the tokens per second below which to give up, and the seconds it may take."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class TuningResult:
     Args:
         settings: the best, by key below ``train``.
         trials: all of them, in order, those of the best two in turns at the end.
-        before, after: tokens a second of the config as it was, 0 where it could not be measured, and of the best.
+        before, after: tokens per second of the config as it was, 0 where it could not be measured, and of the best.
     """
 
     settings: Settings
@@ -161,7 +161,7 @@ class _SettingsSearch:
                 return
 
     def decide(self) -> tuple[Trial, float]:
-        """Measures the best two in turns; returns the better and its tokens a second."""
+        """Measures the best two in turns; returns the better and its tokens per second."""
         assert self.best is not None
         usable = {_settings_key(trial.settings): trial for trial in self.trials if trial.rate(self._steps)}
         ranked = sorted(usable.values(), key=lambda trial: -trial.rate(self._steps))[:2]

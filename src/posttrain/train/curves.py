@@ -211,7 +211,7 @@ def _main_settings(config: Mapping[str, Any]) -> dict[str, str]:
         "optimiser": optimizer.get("name") if isinstance(optimizer, dict) else None,
         "learning rate": train.get("learning_rate"),
         "schedule": schedule.get("name") if isinstance(schedule, dict) else None,
-        "examples a step": train.get("batch_size"),
+        "examples per step": train.get("batch_size"),
         "epochs": train.get("epochs"),
     }
     return {name: str(value) for name, value in settings.items() if value is not None}

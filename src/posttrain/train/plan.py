@@ -77,8 +77,8 @@ class _StepWork:
     Args:
         tokens: a step, without padding.
         flops: a step, without what is computed again.
-        recomputed: FLOPs a step that are computed again.
-        parts: micro-batches a step.
+        recomputed: FLOPs per step that are computed again.
+        parts: micro-batches per step.
         steps: steps of the whole training; None where the data are not known.
     """
 

@@ -59,7 +59,7 @@ MEASURES: tuple[tuple[str, str, CurveStyle], ...] = (
     ("grad_norm", Message("gradient norm"), CurveStyle(number_text)),
     ("lr", Message("learning rate"), CurveStyle(number_text, mean=False)),
     ("update_ratio", Message("update to weight ratio"), CurveStyle(number_text)),
-    ("tokens_per_second", Message("tokens a second"), CurveStyle(number_text)),
+    ("tokens_per_second", Message("tokens per second"), CurveStyle(number_text)),
     ("mfu", Message("model FLOP utilisation"), CurveStyle(_percent, unit=(100, "%"))),
     ("memory_bytes", Message("memory"), CurveStyle(bytes_text, mean=False, unit=(1e-6, " MB"))),
     ("data_wait", Message("time spent waiting for data"), CurveStyle(_percent, unit=(100, "%"))),
@@ -150,7 +150,7 @@ def headline(training: TrainingCurves) -> list[tuple[str, str, str]]:
         tiles.append((format_seconds(seconds), Message("time"), Message("all steps together")))
         # The median, since the first step may have compiled for a minute.
         usual = float(np.nanmedian(values["tokens_per_second"]))
-        tiles.append((number_text(usual), Message("tokens a second"), _median_mfu(values["mfu"])))
+        tiles.append((number_text(usual), Message("tokens per second"), _median_mfu(values["mfu"])))
     if not np.isnan(values["memory_bytes"]).all():
         most = bytes_text(float(np.nanmax(values["memory_bytes"])))
         tiles.append((most, Message("memory"), Message("at most")))

@@ -46,7 +46,7 @@ class Trial:
 
     Args:
         settings: the setting.
-        rates: tokens a second of each step that counts.
+        rates: tokens per second of each step that counts.
         tokens: the most tokens of a step.
         start: seconds that the first steps took beyond what later ones do, as for compiling.
         memory_bytes: the most in use.
@@ -65,7 +65,7 @@ class Trial:
     problem: str = ""
 
     def rate(self, steps: int) -> float:
-        """Returns tokens a second over a whole training, start-up included; 0 if the setting fails."""
+        """Returns tokens per second over a whole training, start-up included; 0 if the setting fails."""
         if self.problem or not self.rates:
             return 0.0
         return 1 / (1 / median(self.rates) + self.start / (steps * max(self.tokens, 1)))
@@ -156,7 +156,7 @@ class _Measurement:
     Args:
         warm: number of steps that do not count.
         most: number of steps that count.
-        floor: tokens a second below which to give up.
+        floor: tokens per second below which to give up.
     """
 
     warm: int
@@ -225,7 +225,7 @@ class TrialRunner:
         """Measures a setting.
 
         Args:
-            floor: tokens a second below which to give up.
+            floor: tokens per second below which to give up.
             seconds: after which to stop.
 
         Raises:

@@ -166,7 +166,7 @@ def test_ipo_is_normalised_by_length(batch: tuple[Array, Array]) -> None:
 
 
 def test_ipo_is_zero_at_its_target_margin() -> None:
-    # 1 / (2 * 0.25) = 2 nats a token: 8 over the chosen's 4 tokens, 0 over the rejected's 5.
+    # 1 / (2 * 0.25) = 2 nats per token: 8 over the chosen's 4 tokens, 0 over the rejected's 5.
     logps, counts = single_pair(-4, -19, -12, -19)
     assert loss(ipo, logps, counts, IpoConfig(beta=0.25)).sum.item() == 0
 

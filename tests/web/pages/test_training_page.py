@@ -129,7 +129,7 @@ def test_the_page_shows_curves_and_decisions(open_page: Callable[..., Any], page
         "gradient norm",
         "learning rate",
         "update to weight ratio",
-        "tokens a second",
+        "tokens per second",
         "model FLOP utilisation",
         "memory",
         "time spent waiting for data",

@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float64]
 
 _MAX_EM_ITERATIONS = 50
 
-_EM_TOLERANCE = 1e-5  # nats a record; one label changes the likelihood by far more
+_EM_TOLERANCE = 1e-5  # nats per record; one label changes the likelihood by far more
 
 _TEMPERATURES = np.log([0.05, 2.0])
 

@@ -111,7 +111,7 @@ def _earlier_rows(
         for rank in range(_FIRST_ROWS):
             behind = later > begin + rank
             later, begin = later[behind], begin[behind]
-            # One number a pair, so that one sort finds pairs of several bands.
+            # One number per pair, so that one sort finds pairs of several bands.
             codes.append((members[later] << 32) + members[begin + rank])
     j, i = np.divmod(np.unique(np.concatenate(codes)), 1 << 32)
     return i, j

@@ -53,7 +53,7 @@ def concatenate_lora(
     of one adapter's B with another's A and needs equal ranks.
 
     Args:
-        weight: w, one an adapter.
+        weight: w, one per adapter.
         normalize: divide w by their sum.
         others: as of `extract_lora`.
     """

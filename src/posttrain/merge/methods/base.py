@@ -102,7 +102,7 @@ class MergeMethod:
         """Returns an option's value in the type that its annotation has.
 
         Args:
-            value: a number, a truth value or a text; for an option with a number a model also a list.
+            value: a number, a truth value or a text; for an option with a number per model also a list.
             models: number of models.
 
         Raises:

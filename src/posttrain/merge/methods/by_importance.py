@@ -41,13 +41,13 @@ def by_importance(
 
     Args:
         weight: w, one per model; in a rule for a layer, the layer's importance.
-        importance: for each model a list of a, one a query head; in a rule for a layer. Without, heads count as the
+        importance: for each model a list of a, one per query head; in a rule for a layer. Without, heads count as the
             layer does.
         heads: average, or choose the heads of the model in which they are the most important, the first of equals.
         layer_boundary: share of the layers, from the first on, that are averaged; 1 averages all.
 
     Raises:
-        UserError: a list of importances has not one number a query head.
+        UserError: a list of importances has not one number per query head.
     """
     layer = layer_of(group.name)
     if layer is not None and layer_boundary < 1 and layer >= layer_boundary * int(group.config["num_hidden_layers"]):
@@ -60,8 +60,8 @@ def by_importance(
     own = attention_heads(group.config)
     if own is None or any(len(numbers) != own.heads for numbers in importance):
         lengths = sorted({len(numbers) for numbers in importance})
-        what = f"has {lengths} numbers a model and the model {own.heads if own else 'unknown'} query heads"
-        raise UserError(what, where=f"importance of {group.name}", fix="give one a query head")
+        what = f"has {lengths} numbers per model and the model {own.heads if own else 'unknown'} query heads"
+        raise UserError(what, where=f"importance of {group.name}", fix="give one per query head")
     # [models, kv heads]
     sums = np.array(importance).reshape(group.models, own.kv_heads, own.shared).sum(2)
     by_group = np.stack([_largest(column) if heads == "choose" else _shares(column) for column in sums.T], axis=1)

@@ -21,7 +21,7 @@ _PERPLEXITY_CHUNK = 256
 
 
 def score_loss(batch: ScoringBatch) -> Floats:
-    """Scores labelled records by the loss of the right answer, nats a token."""
+    """Scores labelled records by the loss of the right answer, nats per token."""
     return surprisal(batch.scoring.run(likelihood_group(), batch.inputs_with_answers))
 
 
@@ -67,7 +67,7 @@ def likelihood_group() -> ScoreGroup:
 
 
 def surprisal(table: pa.Table) -> npt.NDArray[np.float64]:
-    """Returns nats a token, float64 [N] >= 0, from a table with ``log_probability`` and ``tokens``."""
+    """Returns nats per token, float64 [N] >= 0, from a table with ``log_probability`` and ``tokens``."""
     sums, counts = table["log_probability"].to_numpy(), table["tokens"].to_numpy()
     # Not a negation, which would give an answer that is certain -0.0.
     nats: npt.NDArray[np.float64] = np.abs(sums / np.maximum(counts, 1))

@@ -78,7 +78,7 @@ def answer_confidence(surprisal: npt.ArrayLike, temperature: float) -> Floats:
     """Computes exp(-surprisal / temperature) of written answers: float64 [N] in [0, 1].
 
     Args:
-        surprisal: float [N] >= 0, nats a token.
+        surprisal: float [N] >= 0, nats per token.
         temperature: 1 gives the geometric mean of the tokens' probabilities.
     """
     confidence: Floats = np.exp(-np.asarray(surprisal, np.float64) / temperature)
@@ -111,7 +111,7 @@ def calibrate_answers(surprisal: npt.ArrayLike, score: npt.ArrayLike) -> Calibra
     """Fits a temperature to the surprisal of written answers, as `calibrate_labels` does.
 
     Args:
-        surprisal: float [N] >= 0, nats a token, of answers to held-out records.
+        surprisal: float [N] >= 0, nats per token, of answers to held-out records.
         score: float [N] in [0, 1], 1 for a right answer.
 
     Returns:

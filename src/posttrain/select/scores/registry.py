@@ -49,7 +49,7 @@ class ScoreSpec:
 _HERE = "posttrain.select.scores.answers"
 _BUILTIN = {
     "perplexity": ScoreSpec("any", 1, "perplexity of the input", f"{_HERE}:score_perplexity"),
-    "loss": ScoreSpec("labelled", 1, "nats a token of the right answer", f"{_HERE}:score_loss"),
+    "loss": ScoreSpec("labelled", 1, "nats per token of the right answer", f"{_HERE}:score_loss"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Measure each step: seconds by phase, tokens a second, memory and model FLOP utilisation (MFU)."""
+"""Measure each step: seconds by phase, tokens per second, memory and model FLOP utilisation (MFU)."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class StepMeter:
             lengths: the amount of work.
             supervised: supervised tokens.
             waited: seconds of waiting for data.
-            rate: megabytes a second of the loader.
+            rate: megabytes per second of the loader.
         """
         seconds, tokens = time.perf_counter() - self._began, sum(lengths.sequences)
         share = None
@@ -230,10 +230,10 @@ def training_flops(
 ) -> float:
     """Counts the FLOPs of one forward and backward pass.
 
-    A weight of a matrix product costs 2 FLOPs a token forward and 4 backward, 2 for the input's gradient and 2 for the
-    weight's (Kaplan et al. 2020, arXiv:2001.08361, section 2.1). Attention costs 12 FLOPs a pair of tokens, layer and
-    channel: two products, forward and twice backward (Chowdhery et al. 2022, arXiv:2204.02311, appendix B), and only
-    pairs that causality lets through are counted, ``n (n + 1) / 2`` of a sequence by itself. So, with T tokens::
+    A weight of a matrix product costs 2 FLOPs per token forward and 4 backward, 2 for the input's gradient and 2 for
+    the weight's (Kaplan et al. 2020, arXiv:2001.08361, section 2.1). Attention costs 12 FLOPs per pair of tokens,
+    layer and channel: two products, forward and twice backward (Chowdhery et al. 2022, arXiv:2204.02311, appendix B),
+    and only pairs that causality lets through are counted, ``n (n + 1) / 2`` of a sequence by itself. So, with T tokens::
 
         6 T matrices + 12 attention pairs + 6 supervised_tokens head
 

@@ -64,7 +64,7 @@ class IpoConfig(ObjectiveConfig):
     """Identity preference optimisation (arXiv:2310.12036)."""
 
     name: Literal["ipo"] = Field("ipo", description=_NAME)
-    beta: float = Field(0.1, gt=0, description="The paper's tau: log-ratios a token are driven 1/(2 beta) apart.")
+    beta: float = Field(0.1, gt=0, description="The paper's tau: log-ratios per token are driven 1/(2 beta) apart.")
 
 
 class HingeConfig(ObjectiveConfig):
@@ -89,7 +89,7 @@ class SimpoConfig(ObjectiveConfig):
     """Simple preference optimisation (arXiv:2405.14734)."""
 
     name: Literal["simpo"] = Field("simpo", description=_NAME)
-    beta: float = Field(0.1, gt=0, description="Scale of the log-probabilities a token; the paper uses 2 to 2.5.")
+    beta: float = Field(0.1, gt=0, description="Scale of the log-probabilities per token; the paper uses 2 to 2.5.")
     gamma: float = Field(0.5, ge=0, description="Reward margin that is aimed for; the paper uses 0.3 to 1.6.")
     label_smoothing: float = Field(0.0, ge=0, le=0.5, description=_WRONG)
     nll_weight: float = Field(0.0, ge=0, description=_NLL)

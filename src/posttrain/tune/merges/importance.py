@@ -27,7 +27,7 @@ _RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class ModelImportance:
-    """The importance of one model's layers and heads, in nats of loss a token.
+    """The importance of one model's layers and heads, in nats of loss per token.
 
     Attributes:
         name: the model's.
@@ -137,7 +137,7 @@ def with_importances(recipe: Recipe, importances: Sequence[ModelImportance]) -> 
 
 def _summary(name: str, importance: Importance, seed: int) -> ModelImportance:
     records = len(importance.tokens)
-    # In nats a token, so that the mean over records is the sum of changes by the sum of tokens.
+    # In nats per token, so that the mean over records is the sum of changes by the sum of tokens.
     scale = records / importance.tokens.sum()
 
     def interval(changes: np.ndarray) -> Interval:

@@ -20,7 +20,7 @@ from posttrain.tune.spaces import READY_KEY, expand, values_of
 from posttrain.tune.trainings.settings import OBJECTIVE_KEY
 
 LOSS = "loss"
-"""The metric that is computed of log-likelihoods: nats a token of the answers, or a record with a label set."""
+"""The metric that is computed of log-likelihoods: nats per token of the answers, or per record with a label set."""
 
 SHAPE_KEYS = ("train.prune.", "train.shape.")
 """The beginnings of the keys that decide the shape of the model that is trained."""
