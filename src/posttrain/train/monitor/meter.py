@@ -233,7 +233,8 @@ def training_flops(
     A weight of a matrix product costs 2 FLOPs per token forward and 4 backward, 2 for the input's gradient and 2 for
     the weight's (Kaplan et al. 2020, arXiv:2001.08361, section 2.1). Attention costs 12 FLOPs per pair of tokens,
     layer and channel: two products, forward and twice backward (Chowdhery et al. 2022, arXiv:2204.02311, appendix B),
-    and only pairs that causality lets through are counted, ``n (n + 1) / 2`` of a sequence by itself. So, with T tokens::
+    and only pairs that causality lets through are counted, ``n (n + 1) / 2`` of a sequence by itself.
+    With T tokens::
 
         6 T matrices + 12 attention pairs + 6 supervised_tokens head
 
