@@ -5,7 +5,7 @@ import json
 import logging
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -372,11 +372,10 @@ class EventFeed:
                 # Proxies close silent connections, and a lost client is noticed by writing to it.
                 comment = loop.time() + _COMMENT_SECONDS
                 yield ": still here\n\n"
-            async with self._changed:
-                try:
-                    await asyncio.wait_for(self._changed.wait(), POLL_SECONDS)
-                except TimeoutError:
-                    continue
+            # Not `wait_for`: in Python 3.11 it swallows a cancellation that comes as its time ends.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POLL_SECONDS), self._changed:
+                    await self._changed.wait()
 
     async def _poll(self) -> None:
         while not self.site.ending.is_set():
