@@ -83,7 +83,7 @@ def _version(seed: int, weight: int) -> Profile:
 @pytest.fixture(scope="module")
 def versions() -> tuple[Profile, Drift]:
     old, new = _version(1, 1), _version(2, 30)
-    return new, measure_drift(old, new, permutations=99)
+    return new, measure_drift(old, new)
 
 
 @pytest.fixture
