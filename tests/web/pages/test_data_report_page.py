@@ -119,7 +119,7 @@ def test_the_page_shows_the_measurements(
     assert page.locator("#rejections .example").count() == 10
     assert "must be at least 30" in page.locator("#rejections").inner_text()
     assert SCRIPT in page.locator("#rejections").inner_text()
-    assert page.locator(f'#drift .plot svg path[stroke="{red}"]').count() == 4, "two of PSI, of JS, and MMD's"
+    assert page.locator(f'#drift .plot svg path[stroke="{red}"]').count() == 3, "two of PSI, and one of JS"
     assert len(new.scores) == 3
 
 
