@@ -138,3 +138,13 @@ def test_items_without_candidates_and_unknown_kinds() -> None:
     with pytest.raises(UserError, match="`stars` is not a kind of answers; one of choice, choices"):
         answer_kind("stars")
     assert KINDS["preference"].records(0, PAIR)[0]["rejected"] == "second"
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [("choice", "card"), ("choices", ["card"]), ("choices", []), ("spans", [{"start": 0, "end": 5, "label": "card"}])],
+)
+def test_other_answers_are_wrong(kind: str, answer: Any) -> None:
+    others = [KINDS[kind].key(other) for other in KINDS[kind].others(answer, ["card", "cash"])]
+    assert others
+    assert KINDS[kind].key(answer) not in others

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,9 @@ from posttrain.models.task import TaskConfig
 from posttrain.parallel.mesh import Mesh
 from posttrain.store.errors import UserError
 from posttrain.train.callbacks import CallbackList, TrainingStopped
-from posttrain.train.config import TrainConfig
+from posttrain.train.config import EvaluationConfig, TrainConfig
 from posttrain.train.evaluation import Evaluation, HeldOut, held_out_rows
+from posttrain.train.objectives.base import Objective
 from posttrain.train.stage import train
 
 pytestmark = pytest.mark.slow
@@ -241,3 +243,16 @@ def test_a_forked_training_decides_by_its_new_metric_alone(run: Run, opposed: He
     measured = [step["evaluation"].get("perplexity/log_likelihood") for step in steps(tmp_path / "forked")]
     assert measured[:2] == [None, None]
     assert summary["evaluation"]["steps"] == 3 + int(np.argmax(measured[2:]))
+
+
+@pytest.mark.parametrize(("metrics", "best"), [([], 2), (["exact_match"], 4)])
+def test_the_first_of_equally_good_evaluations_is_the_best(metrics: list[str], best: int) -> None:
+    config = EvaluationConfig(data=0.5, metrics=metrics, patience=2)
+    losses, accuracies = [3.0, 1.0, 1.0, 2.0, 1.0], [0.1, 0.2, 0.2, 0.5, 0.5]
+    lines: list[Any] = [
+        SimpleNamespace(evaluation={"loss": loss, "exact_match/accuracy": accuracy, "exact_match/invalid_rate": 0.0})
+        for loss, accuracy in zip(losses, accuracies, strict=True)
+    ]
+    evaluation = Evaluation(config, Objective, 1)  # type: ignore[arg-type]
+    assert evaluation.best(lines) == best
+    assert [evaluation.stops(lines[:done]) for done in range(6)] == [done >= best + 2 for done in range(6)]

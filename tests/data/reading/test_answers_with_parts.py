@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from posttrain.data import build
+from posttrain.data.config import DataConfig
 from posttrain.data.feedback.entries import Feedback
 from posttrain.data.feedback.inbox import Inbox
 from posttrain.data.feedback.ingest import add_feedback, ingest
 from posttrain.data.reading.memory import read_memory
 from posttrain.data.reading.reader import check_file, read
+from posttrain.data.sets.pool_and_test import build_pool_and_test
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 
@@ -73,3 +76,20 @@ def test_feedback_that_the_task_cannot_have_is_set_aside(tmp_path: Path) -> None
     assert len(file.read_text().splitlines()) == 1
     (rejected,) = (tmp_path / "inbox").rglob("rejected/*.jsonl")
     assert "label `refund` is not in the label set" in rejected.read_text()
+
+
+def test_answers_of_a_version_are_read_as_those_of_a_file(tmp_path: Path) -> None:
+    """A version is built without the task: its records get the ids of the answers that are read."""
+    rows = [{"text": f"my cash {number}", "label": answer} for number, answer in enumerate(("cash;card", "cash"))]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "test.jsonl").write_text(json.dumps({"text": "another", "label": "card"}))
+    files = {"files": ["rows.jsonl"], "columns": COLUMNS, "splits": None}
+    version = build({"name": "set", **files, "steps": ["exact"], "workspace": tmp_path, "engine": "inline"})
+    labelled = []
+    for name in ("set", "rows.jsonl"):
+        config = DataConfig.read({"labelled": [name], "test": "test.jsonl", "columns": COLUMNS}, "posttrain.yaml")
+        options: dict[str, Any] = {"versions": {"set": version}, "read_answer": CHOICES.read_answer}
+        labelled.append(build_pool_and_test(config, tmp_path, CHOICES.label_names, **options).labelled)
+    assert labelled[0]["completion"].to_pylist() == ["card; cash", "cash"]
+    for name in ("id", "input_id", "completion"):
+        assert labelled[0][name].to_pylist() == labelled[1][name].to_pylist()
