@@ -93,3 +93,21 @@ def test_a_training_without_its_checkpoints_is_not_trained_on(run: Any, tmp_path
     run("out", **CONSTANT, epochs=1, checkpoint={"every_seconds": None})
     with pytest.raises(UserError, match="no checkpoint is left to train on from"):
         run("out", **CONSTANT, epochs=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "extendable"),
+    [
+        ({}, True),
+        ({"schedule": {"name": "constant", "warmup": 0}}, True),
+        ({"schedule": {"name": "constant", "warmup": 0.1}}, False),
+        *(({"schedule": {"name": name, "warmup": 0}}, False) for name in ("linear", "cosine", "wsd")),
+        ({"phases": [{"steps": 3}]}, False),
+        ({"method": "lora"}, True),
+        ({"method": "lora", "lora": {"gates": 0.5}}, False),
+    ],
+)
+def test_only_steps_that_do_not_depend_on_their_number_are_trained_on(
+    changes: dict[str, Any], extendable: bool
+) -> None:
+    assert TrainConfig.read({**CONSTANT, **changes}, "here").is_extendable is extendable
