@@ -7,10 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from posttrain.data.reading.reader import read
 from posttrain.data.records.record import concat
+from posttrain.data.steps.label_errors import LabelErrors
+from posttrain.data.steps.step import GlobalResult
 from posttrain.inspect.suspect_labels import find_suspects
 
 WORDS = {
@@ -47,6 +50,17 @@ def test_wrong_labels_are_found_with_the_right_ones(labelled: Path) -> None:
     assert all(suspect.suggested == names[(suspect.line - 2) % 3] for suspect in suspects)
     assert [suspect.confidence for suspect in suspects] == sorted((s.confidence for s in suspects), reverse=True)
     assert all(0.5 < suspect.confidence <= 1 for suspect in suspects)
+
+
+def test_the_surest_come_first(labelled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def decide(step: LabelErrors, corpus: Any) -> GlobalResult:
+        quality = pa.array([0.4, 0.1, 0.3, *[0.9] * (corpus.rows - 3)])
+        suggested = pa.array(["refund"] * 3 + [None] * (corpus.rows - 3), pa.string())
+        return GlobalResult({}, facts={"label_quality": quality, "suggested_label": suggested})
+
+    monkeypatch.setattr(LabelErrors, "decide", decide)
+    suspects = find_suspects(concat(list(read(labelled))))
+    assert [(suspect.line, round(suspect.confidence, 6)) for suspect in suspects] == [(3, 0.9), (4, 0.7), (2, 0.6)]
 
 
 @pytest.mark.slow

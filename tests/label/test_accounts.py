@@ -184,6 +184,11 @@ def test_sessions_follow_the_role_and_tokens_never_exceed_theirs(people: Account
     assert roles() == ["owner", "annotator"]
     people.set_role("anna", "viewer", "olga")
     assert roles() == ["viewer", "viewer"]
+    reader = people.tokens.issue_api_token("anna", "", "anna")
+    people.set_role("anna", "annotator", "olga")
+    # A viewer reads test records with their answers.
+    assert people.tokens.authenticate(reader, "api") is None
+    assert roles() == ["annotator", "annotator"]
     people.close("anna", "olga")
     assert roles() == []
 

@@ -119,6 +119,12 @@ def test_answers_become_records(kind: str, answer: Any, records: list[dict[str, 
     assert KINDS[kind].records(answer, ITEM) == [{"prompt": PROMPT, **record} for record in records]
 
 
+def test_a_mark_for_a_text_is_the_records_answer() -> None:
+    """Without an answer of a model, of which it would say whether it is desirable."""
+    for mark in (1, 3, 5):
+        assert KINDS["rating"].records(mark, Question({"text": "x"}, None)) == [{"text": "x", "completion": str(mark)}]
+
+
 def test_spans_become_the_marked_words() -> None:
     answer = [{"start": 12, "end": 16, "label": "card"}]
     (record,) = KINDS["spans"].records(answer, ITEM)

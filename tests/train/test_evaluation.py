@@ -256,3 +256,10 @@ def test_the_first_of_equally_good_evaluations_is_the_best(metrics: list[str], b
     evaluation = Evaluation(config, Objective, 1)  # type: ignore[arg-type]
     assert evaluation.best(lines) == best
     assert [evaluation.stops(lines[:done]) for done in range(6)] == [done >= best + 2 for done in range(6)]
+
+
+def test_records_without_what_a_scorer_compares_are_refused_before_the_training(make_records: Any) -> None:
+    records = make_records([("hi", None), ("hello", "x")])
+    with pytest.raises(UserError, match="has no answer to compare with"):
+        HeldOutScore(["exact_match"], TASK).check(records)
+    HeldOutScore(["exact_match"], TASK).check(records.slice(1))

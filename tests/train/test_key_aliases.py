@@ -42,3 +42,9 @@ def test_unknown_values_name_ours_which_are_accepted() -> None:
 def test_a_key_without_a_near_name_names_the_list() -> None:
     with pytest.raises(UserError, match=r"unknown key `train.zzzzz`; `posttrain config keys train` lists the keys$"):
         read(train={"zzzzz": 1})
+
+
+def test_quantised_adapters_are_answered_with_lora() -> None:
+    for value in ("qlora", "dora", "peft"):
+        with pytest.raises(UserError, match=f"there is no `{value}`; .*`lora`"):
+            read(train={"method": value})

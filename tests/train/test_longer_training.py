@@ -10,6 +10,7 @@ from posttrain.store.errors import UserError
 from posttrain.train import standalone
 from posttrain.train.callbacks import CallbackList, TrainingStopped
 from posttrain.train.config import TrainConfig
+from posttrain.train.evaluation import HeldOut
 from posttrain.train.monitor.metrics import read_steps
 from posttrain.train.standalone import TrainJobConfig, train_standalone
 
@@ -111,3 +112,15 @@ def test_only_steps_that_do_not_depend_on_their_number_are_trained_on(
     changes: dict[str, Any], extendable: bool
 ) -> None:
     assert TrainConfig.read({**CONSTANT, **changes}, "here").is_extendable is extendable
+
+
+def test_a_training_with_other_held_out_records_is_another(
+    tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
+) -> None:
+    settings = {**config.model_dump(), "micro_batch_tokens": 4096, "max_steps": 1, "evaluate": {"data": "b.jsonl"}}
+    job = TrainJobConfig(model="tiny", data="a.jsonl", train=TrainConfig.read(settings, "here"))
+    first, second = (HeldOut(records.slice(start, 2)) for start in (0, 2))
+    for _ in range(2):
+        train_standalone(tmp_path / "out", job, records, tiny_model, held_out=first)
+    with pytest.raises(UserError, match="held-out data"):
+        train_standalone(tmp_path / "out", job, records, tiny_model, held_out=second)

@@ -163,6 +163,8 @@ class Tokens:
         if kind == "session":
             role = row["account_role"]
             self._renew(row, now)
+        elif (row["role"], row["account_role"]) == ("viewer", "annotator"):
+            return None  # the only higher role that may do less: viewers read the loop
         else:
             # Neither did the token's holder agree to more, nor may it do what its account no longer may.
             role = min(row["role"], row["account_role"], key=lambda role: RANKS.get(role, -1))

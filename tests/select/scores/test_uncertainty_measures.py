@@ -56,3 +56,9 @@ def test_measures_equal_their_definitions_and_stay_in_bounds(raw: np.ndarray) ->
     shuffled = p[:, np.random.default_rng(0).permutation(labels)]
     for measure in (entropy, least_confidence, margin):
         np.testing.assert_allclose(measure(p), measure(shuffled), atol=1e-12)
+
+
+def test_a_margin_is_to_the_second_of_many_labels() -> None:
+    p = np.random.default_rng(0).dirichlet(np.full(1000, 0.5), 50)
+    top = np.sort(p, axis=1)
+    np.testing.assert_array_equal(margin(p), top[:, -1] - top[:, -2])

@@ -128,37 +128,59 @@ def test_streams_count_from_their_admission_and_never_after_their_end(server: An
     run(listen)
 
 
+async def request(server: Any, secret: str, ended: asyncio.Event, statuses: list[int], bodies: list[str]) -> None:
+    """Requests the events, until the server or ``ended`` ends them."""
+    headers = [(b"host", b"localhost:8600"), (b"authorization", f"Bearer {secret}".encode())]
+    scope: dict[str, Any] = {"type": "http", "http_version": "1.1", "method": "GET", "scheme": "http", "root_path": ""}
+    scope |= {"path": "/api/events", "raw_path": b"/api/events", "query_string": b"", "headers": headers}
+    scope |= {"client": ("127.0.0.1", 1), "server": ("localhost", 8600)}
+
+    async def receive() -> Any:
+        await ended.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+        else:
+            bodies.append(message.get("body", b"").decode())
+
+    await server.app(scope, receive, send)
+
+
+def test_a_stream_ends_with_the_right_to_read_the_loop(server: Any) -> None:
+    accounts, log = server.site.accounts, server.site.workspace.home / "run.log"
+    secret = accounts.tokens.issue_api_token("viewer", "test", "viewer")
+    bodies: list[str] = []
+
+    async def listen() -> None:
+        ended = asyncio.Event()
+        stream = asyncio.create_task(request(server, secret, ended, [], bodies))
+        try:
+            async with asyncio.timeout(20):
+                append(log, "before\n")
+                while "before" not in "".join(bodies):
+                    await asyncio.sleep(0.01)
+                accounts.set_role("viewer", "annotator", "owner")
+                append(log, "after\n")
+                await asyncio.shield(stream)
+        finally:
+            ended.set()
+            await stream
+
+    run(listen)
+    assert "after" not in "".join(bodies)
+
+
 def test_many_requests_at_once_open_few_streams(server: Any) -> None:
     secret = server.site.accounts.tokens.issue_api_token("viewer", "test", "viewer")
     statuses: list[int] = []
-
-    async def request(ended: asyncio.Event) -> None:
-        headers = [(b"host", b"localhost:8600"), (b"authorization", f"Bearer {secret}".encode())]
-        scope: dict[str, Any] = {
-            "type": "http",
-            "http_version": "1.1",
-            "method": "GET",
-            "scheme": "http",
-            "root_path": "",
-        }
-        scope |= {"path": "/api/events", "raw_path": b"/api/events", "query_string": b"", "headers": headers}
-        scope |= {"client": ("127.0.0.1", 1), "server": ("localhost", 8600)}
-
-        async def receive() -> Any:
-            await ended.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                statuses.append(message["status"])
-
-        await server.app(scope, receive, send)
 
     async def listen() -> None:
         for _ in range(2):  # those of the first time count no more in the second
             statuses.clear()
             ended = asyncio.Event()
-            requests = [asyncio.create_task(request(ended)) for _ in range(60)]
+            requests = [asyncio.create_task(request(server, secret, ended, statuses, [])) for _ in range(60)]
             async with asyncio.timeout(20):
                 while len(statuses) < len(requests):
                     await asyncio.sleep(0.01)
