@@ -1,6 +1,7 @@
 """``posttrain config keys`` lists keys with default, type and meaning."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -39,3 +40,13 @@ def test_every_key_of_the_reference_is_listed() -> None:
         leaf for leaf in leaves(yaml.safe_load(reference(Config))) if not leaf.startswith("evaluate.suites.")
     }
     assert reference_keys <= keys
+
+
+def test_the_config_is_shown_without_passwords(posttrain: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "posttrain.yaml").write_text(
+        "model: tiny\ndata: {pool: a.csv, test: b.csv}\nstore: {database: 'postgresql://me:hunter2@host/loop'}\n"
+    )
+    for options in ((), ("--json",)):
+        shown = posttrain("config", "show", "-w", tmp_path, *options)
+        assert (shown.code, "hunter2" in shown.out + shown.err) == (0, False)
+        assert "@host/loop" in shown.out

@@ -1,5 +1,6 @@
 """Batches: gold items, planted suggestions, progress, the table of answers, guidelines."""
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -106,6 +107,19 @@ class BatchContract(QueueFixtures):
         assert table["planted"].to_pylist() == [answer != "card" for answer in shown]
         assert 4 < sum(table["planted"].to_pylist()) < 17
         assert set(shown) == set(LABELS)
+
+    def test_what_is_planted_is_not_the_expected_answer(self, queue: Open) -> None:
+        q = queue(gold_rate=0.5, planted_rate=0.5)
+        suggestion = {"answer": "card", "confidence": 0.9, "annotator": "model"}
+        gold = [replace(item, suggestion=suggestion) for item in gold_items(["cash"] * 30)]
+        q.add_batch("b", "choice", new_items(30, suggestion=suggestion), labels=LABELS, gold=gold, seed=2)
+        shown = set()
+        while (task := q.next("anna")) is not None:
+            assert task.suggestion is not None
+            if q.item(task.item).record.startswith("gold"):
+                shown.add(task.suggestion["answer"])
+            q.answer(task.item, "anna", "card")
+        assert shown == {"card", "loan"}
 
     def test_the_answers_are_a_table(self, queue: Open, clock: Clock) -> None:
         q = queue()

@@ -224,7 +224,9 @@ def test_outcomes_after_the_last_day_do_not_count(
 ) -> None:
     canary = begin(store, config, model[B], 0.5)
     send(("canary-1", 100, 10), ("champion-1", 100, 90))
-    assert judge(store, canary, CanaryConfig()).status == "rolled_back"
+    worse = judge(store, canary, CanaryConfig())
+    assert worse.status == "rolled_back"
+    assert worse.difference == worse.canary.good / worse.canary.total - worse.champion.good / worse.champion.total < 0
     late = judge(store, canary, CanaryConfig(days=1e-9))
     assert (late.status, late.canary.total) == ("kept", 0)
 

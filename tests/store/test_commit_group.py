@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.store.commit_group import CommitGroup
+from posttrain.store.commit_group import CommitGroup, _Write
 from posttrain.store.database import utc_now
 from posttrain.store.errors import StorageError, UserError
 from posttrain.store.journal import Journal
@@ -84,6 +84,15 @@ def test_writes_that_wait_share_a_transaction(metadata: Metadata, run_together: 
     assert run_together([adding(metadata, number) for number in range(5)]) == list(range(5))
     assert metadata.position() == 1
     assert versions(metadata) == list(range(5))
+
+
+def test_writes_lock_rows_in_one_order(metadata: Metadata) -> None:
+    """Two groups that lock the same rows in other orders would wait for each other."""
+    group, order = CommitGroup(metadata), [3, 1, 2]
+    ran: list[int] = []
+    group._waiting = [_Write(lambda number=number: ran.append(number), number) for number in order]  # type: ignore[misc]
+    group._commit()
+    assert ran == sorted(order)
 
 
 def test_a_refused_write_costs_the_others_nothing(metadata: Metadata, run_together: Run) -> None:

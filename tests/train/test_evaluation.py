@@ -19,8 +19,11 @@ from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.task import TaskConfig
 from posttrain.parallel.mesh import Mesh
 from posttrain.store.errors import UserError
+from posttrain.train import stage
 from posttrain.train.callbacks import CallbackList, TrainingStopped
 from posttrain.train.config import EvaluationConfig, TrainConfig
+from posttrain.train.data.batch_sampler import BatchSampler
+from posttrain.train.data.config import PhaseConfig
 from posttrain.train.evaluation import Evaluation, HeldOut, held_out_rows
 from posttrain.train.objectives.base import Objective
 from posttrain.train.stage import train
@@ -51,7 +54,13 @@ def run(tiny_model: Path, records: pa.Table, checkpointed: TrainConfig, tmp_path
     """``run(name, held_out, **settings)``: trains into ``tmp_path / name``."""
 
     def call(
-        name: str, held_out: HeldOut | None = None, *, stop_at: int | None = None, **changes: Any
+        name: str,
+        held_out: HeldOut | None = None,
+        *,
+        stop_at: int | None = None,
+        difficulties: np.ndarray | None = None,
+        weights: np.ndarray | None = None,
+        **changes: Any,
     ) -> dict[str, Any]:
         config = TrainConfig.read(checkpointed.model_dump() | {"micro_batch_tokens": 4096} | changes, "here")
         pairs = config.spec.shape in ("pair", "labelled")
@@ -65,6 +74,8 @@ def run(tiny_model: Path, records: pa.Table, checkpointed: TrainConfig, tmp_path
             scratch=tmp_path / f"{name}-scratch",
             callbacks=CallbackList(lambda step: step.step + 1 == stop_at),
             held_out=held_out,
+            difficulties=difficulties,
+            weights=weights,
         )
 
     return call
@@ -263,3 +274,33 @@ def test_records_without_what_a_scorer_compares_are_refused_before_the_training(
     with pytest.raises(UserError, match="has no answer to compare with"):
         HeldOutScore(["exact_match"], TASK).check(records)
     HeldOutScore(["exact_match"], TASK).check(records.slice(1))
+
+
+def test_the_last_step_is_evaluated_too() -> None:
+    def due(**settings: Any) -> list[int]:
+        evaluation = Evaluation(EvaluationConfig(data=0.5, **settings), Objective, 1)  # type: ignore[arg-type]
+        sampler = BatchSampler(5, 2, 0, [PhaseConfig(steps=7)])
+        return [done for done in range(1, 8) if evaluation.is_due(done, sampler)]
+
+    assert due(every=3) == [3, 6, 7]
+    assert due() == [3, 6, 7], "each epoch of three steps"
+
+
+def test_values_of_records_stay_with_them_where_others_are_held_out(
+    run: Run, records: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, tables = stage.read_training_set, []
+
+    def recorded(source: str, table: pa.Table, config: Any, task: Any, scratch: Path, *values: Any) -> Any:
+        tables.append((table["id"].to_pylist(), values))
+        return read(source, table, config, task, scratch, *values)
+
+    monkeypatch.setattr(stage, "read_training_set", recorded)
+    difficulties = np.arange(records.num_rows, dtype=float)
+    evaluate = {"data": 0.4}
+    run("out", HeldOut(), evaluate=evaluate, max_steps=1, difficulties=difficulties, weights=difficulties + 1)
+    (ids, values), *_ = tables
+    rows = [records["id"].to_pylist().index(id) for id in ids]
+    assert 0 < len(rows) < records.num_rows
+    assert rows != list(range(len(rows)))
+    assert [column.tolist() for column in values] == [rows, [row + 1 for row in rows]]

@@ -27,8 +27,8 @@ def test_linear_equals_the_definition(merge_vectors, vectors, random_levels, res
 
 @pytest.mark.parametrize("election", ["weighted", "count"])
 @pytest.mark.parametrize("normalize", [True, False])
-def test_ties_equals_the_definition(merge_vectors, vectors, random_levels, elect, election, normalize) -> None:
-    weight = [1.0, 0.5, 0.8]
+@pytest.mark.parametrize("weight", [[1.0, 0.5, 0.8], [0.5, 0.5, 0.5]])
+def test_ties_equals_the_definition(merge_vectors, vectors, random_levels, elect, election, normalize, weight) -> None:
     options = {"weight": weight, "density": DENSITY, "normalize": normalize, "election": election, "scale": 0.7}
     dropped = [factor * vector for factor, vector in zip(weight, drop(vectors, random_levels, DENSITY), strict=True)]
     expected = 0.7 * elect(dropped, weight, normalize, election == "count")

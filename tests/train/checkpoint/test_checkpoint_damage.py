@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from posttrain.store.errors import UserError
+from posttrain.store.errors import UserError, WorkError
+from posttrain.train.checkpoint import writer
 from posttrain.train.checkpoint.checkpoints import Checkpoints
 from posttrain.train.checkpoint.format import MANIFEST, STATE, STEPS, TENSORS, Checkpoint, DamagedCheckpoint
 from posttrain.train.checkpoint.reader import read_checkpoint
@@ -262,3 +263,21 @@ def test_other_files_in_the_folder_are_not_touched(two_checkpoints: Checkpoints,
     assert same(two_checkpoints.latest(), make(5))
     assert two_checkpoints.steps() == [4, 5]
     assert all((two_checkpoints.folder / name).exists() for name in others)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_checkpoint_is_read_back_before_it_counts(
+    file: str, tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the disk changes as it writes is noticed while an earlier checkpoint is still there."""
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, make(1))
+
+    def flip(path: Path) -> None:
+        if path.name == file:
+            damage(path, "middle byte")
+
+    monkeypatch.setattr(writer, "_drop_page_cache", flip)
+    with pytest.raises(WorkError, match="read back after writing"):
+        checkpoints.save(2, make(2))
+    assert checkpoints.steps() == [1]
