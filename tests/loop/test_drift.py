@@ -30,6 +30,16 @@ def test_no_drift_is_near_zero_and_seldom_above_the_mark_of_a_change(new: int) -
     assert (values > 0.25).mean() <= (0.2 if new == 30 else 0.0)
 
 
+def test_clusters_are_those_of_inputs_that_are_not_compared() -> None:
+    """In many dimensions clusters fit the inputs that they were made of, and no others."""
+    rng = np.random.default_rng(0)
+    values = []
+    for seed in range(5):
+        known, new = (rng.normal(size=(200, 200)).astype(np.float32) for _ in range(2))
+        values.append(cluster_drift(known, new, seed))
+    assert abs(np.mean(values)) < 0.3
+
+
 def test_a_moved_cloud_and_other_shares_of_the_same_clouds_are_drift() -> None:
     rng = np.random.default_rng(1)
     left, right = cloud(rng, 500, -4), cloud(rng, 500, 4)

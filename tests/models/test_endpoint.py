@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from posttrain.models import endpoint as endpoint_module
 from posttrain.models.endpoint import Endpoint, EndpointConfig, RateLimit
 from posttrain.models.reply_cache import CachedGenerate, ReplyCache
 from posttrain.store.errors import UserError, WorkError
@@ -243,3 +245,18 @@ def test_the_endpoint_waits_for_its_rate_limit(endpoint: Any, tmp_path: Path, mo
     generate([turns("a"), turns("b")])
     # A request, its retry, and another one: the third has to wait.
     assert 60 <= clock.now < 61
+
+
+def test_an_endpoint_that_says_when_is_asked_again_then(
+    endpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(endpoint_module.time, "sleep", waits.append)
+    answers = [httpx.Response(429, headers={"Retry-After": "7"}), httpx.Response(503), httpx.Response(429)]
+    answers[2].headers["Retry-After"] = "600"
+    post = httpx.Client.post
+    monkeypatch.setattr(httpx.Client, "post", lambda *args, **options: (answers or [post(*args, **options)]).pop(0))
+    assert open_endpoint(endpoint, tmp_path)([turns("a")]) == ["echo a"]
+    assert waits[0] == 7
+    assert waits[1] < 7
+    assert waits[2] == 60, "not for longer than a minute"

@@ -68,3 +68,13 @@ def test_an_empty_cluster_moves_to_a_row_farthest_from_its_centre() -> None:
     )
     weights = np.array([1.0, 1.0, 1.0, 0.0])  # a row without weight is not worth a centre
     assert module._means(points, weights, clusters).ravel().tolist() == pytest.approx([11 / 3, 10])
+
+
+def test_a_search_begins_in_proportion_to_the_weights() -> None:
+    """In one dimension, with rows at two places: the first centre is one of the heavier place nearly every time."""
+    points = np.array([[0.0]] * 50 + [[10.0]] * 50, np.float32)
+    weights = np.array([1.0] * 50 + [9.0] * 50)
+    first = [float(module._first_centres(points, 1, weights, seed)[0, 0]) for seed in range(300)]
+    assert np.mean(np.array(first) == 10.0) > 0.95
+    unweighted = [float(module._first_centres(points, 1, np.ones(100), seed)[0, 0]) for seed in range(300)]
+    assert 0.4 < np.mean(np.array(unweighted) == 10.0) < 0.6
