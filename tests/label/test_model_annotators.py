@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from posttrain.label.annotator import AnnotationRequest, Annotator, labelled_by_model, with_answers
+from posttrain.label.annotator import AnnotationRequest, Annotator, label_summary, labelled_by_model, with_answers
 from posttrain.label.model_annotators import (
     EndpointTeacher,
     ModelAnnotator,
@@ -124,6 +124,13 @@ def test_accepted_suggestions_stand_and_people_answer_the_rest_in_the_order_of_t
     assert "confidence" not in marks[0]
     assert people.batches[0]["id"].to_pylist() == [batch["id"][0].as_py(), batch["id"][2].as_py()]
     assert (people.requests[0].suggestions, people.requests[0].accepted) == (["w", None], None)
+
+
+def test_labels_of_feedback_and_of_a_column_of_that_name_are_not_a_models() -> None:
+    marks = ["feedback", ["model:x"], None, {"annotator": "model:x"}]
+    table = pa.table({"meta": [None, *(json.dumps({"labelled_by": mark}) for mark in marks)], "completion": ["a"] * 5})
+    assert labelled_by_model(table) == [False] * 4 + [True]
+    assert label_summary(table)["annotators"] == {"unknown": 4, "model:x": 1}
 
 
 @pytest.mark.parametrize("accepted", [None, [False, False], [True, True]])

@@ -137,10 +137,14 @@ def with_answers(
 
 def labelled_by_model(labelled: pa.Table) -> list[bool]:
     """Returns whether a model gave each record's label, and not people or a file."""
-    return [
-        str(json.loads(meta or "{}").get("labelled_by", {}).get("annotator", "")).startswith("model:")
-        for meta in labelled["meta"].to_pylist()
-    ]
+    return [str(provenance.get("annotator", "")).startswith("model:") for provenance in _provenances(labelled)]
+
+
+def _provenances(labelled: pa.Table) -> list[Mapping[str, Any]]:
+    """Returns who gave each record's label as `with_answers` notes it; empty for one of a file or of feedback."""
+    marks = [json.loads(meta or "{}").get("labelled_by") for meta in labelled["meta"].to_pylist()]
+    # Feedback notes its name there, and a user's own column may have this name too.
+    return [mark if isinstance(mark, dict) else {} for mark in marks]
 
 
 def _with_provenance(meta: str | None, provenance: Mapping[str, Any]) -> str:
@@ -174,7 +178,7 @@ def label_summary(
         ``dropped``: skipped records, ``skips``: their reasons with counts, and ``left``: records that nobody decided.
     """
     answers = labelled["completion"].to_pylist()
-    sources = [json.loads(meta or "{}").get("labelled_by", {}) for meta in labelled["meta"].to_pylist()]
+    sources = _provenances(labelled)
     # Labels from files carry no provenance, so every key may be missing.
     times = [source["seconds"] for source in sources if source.get("seconds") is not None]
     pairs = [
