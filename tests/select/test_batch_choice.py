@@ -210,3 +210,12 @@ def test_options_are_passed_to_the_strategy() -> None:
         SelectConfig.read({"explor": 0.7}, "posttrain.yaml")
     with pytest.raises(UserError, match="did you mean `uncertain_diverse`"):
         SelectConfig.read({"strategy": "uncertain_divers"}, "posttrain.yaml")
+
+
+def test_a_fraction_of_a_record_is_explored_by_chance() -> None:
+    """So that each record's probability is the share that the batch says."""
+    config = SelectConfig(explore=0.05, focus=0.0, strategy="entropy")
+    batches = [choose(config, score_table(50), 10, seed, cold=False) for seed in range(60)]
+    counts = [batch["reason"].to_pylist().count("explore") for batch in batches]
+    assert set(counts) == {0, 1}
+    assert 15 < sum(counts) < 45

@@ -110,3 +110,9 @@ def test_the_note_says_how_to_use_a_column_with_a_longer_name() -> None:
     note = unused_columns_note("a", ["id_2", "system_prompt"], None)
     assert "id_2, system_prompt are not used" in note
     assert "such as system=system_prompt" in note
+
+
+def test_a_column_may_not_contradict_the_system_message_of_its_conversation(tmp_path: Path) -> None:
+    path = write(tmp_path, ".jsonl", {"prompt": [SYSTEM, USER], "completion": "Here.", "system": "Be brief."})
+    (problem,) = find_problems(path)
+    assert (problem.line, problem.kind) == (1, "two system messages")
