@@ -6,14 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 from word_embeddings import embed_words
 
-from posttrain.data.records.record import records
+from posttrain.data.records.record import assign_ids, records
 from posttrain.loop.history import label_counts
+from posttrain.loop.stages import pseudo
 from posttrain.loop.stages.pseudo import pseudo_weights
+from posttrain.loop.teachers import calibrated
 from posttrain.store.errors import UserError
 from posttrain.testing.steps import table_of
 from posttrain.train.config import TrainConfig
@@ -30,6 +33,13 @@ def pseudo_labels(**settings: Any) -> dict[str, Any]:
     return {"per_round": 12, "embedder": "minilm", "pseudo": {"confidence": 0.3, **settings}}
 
 
+def unsure_of_some(*arguments: Any) -> np.ndarray:
+    """A teacher's confidences, a third of them too low and a third unknown."""
+    confidence = np.array(calibrated(*arguments), np.float64)
+    confidence[::3], confidence[1::3] = 0.1, np.nan
+    return confidence
+
+
 @pytest.fixture(scope="module")
 def pseudo_workspace(begun_workspace: Path, small_anywhere: Any, loop_class: Any, build_once: Any) -> Path:
     """A workspace after two rounds that trained on pseudo-labels as well; read-only."""
@@ -39,6 +49,7 @@ def pseudo_workspace(begun_workspace: Path, small_anywhere: Any, loop_class: Any
         small_anywhere(folder.parent).configure(folder, label=pseudo_labels())
         with pytest.MonkeyPatch.context() as patch:
             embed_words(patch)
+            patch.setattr(pseudo, "calibrated", unsure_of_some)
             loop = loop_class(folder)
             loop.run()
             loop.store.close()
@@ -72,6 +83,7 @@ def test_pseudo_labels_are_marked_and_counted_and_gone_in_the_next_round(
         assert mixed.slice(0, own.num_rows).equals(own)
         added = marks(mixed.slice(own.num_rows))
         assert 0 < len(added) <= 8 * own.num_rows
+        assert assign_ids(mixed).select(["id", "input_id"]).equals(mixed.select(["id", "input_id"]))
         assert all(mark and mark["teacher"] == "linear" and mark["confidence"] >= 0.3 for mark in added)
         meta = loop.store.artifacts.get(detail["outputs"]["pseudo"]).meta
         assert (meta["counts"]["records"], meta["pseudo"]["records"]) == (mixed.num_rows, len(added))

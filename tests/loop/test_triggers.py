@@ -1,5 +1,7 @@
 """Triggers that start a round."""
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 from posttrain.loop.triggers import NAMES, TriggerConfig, evaluate_triggers
@@ -51,3 +53,12 @@ def test_rules_with_unknown_names_or_errors_are_refused(section: str, rule: str,
     with pytest.raises(UserError) as caught:
         TriggerConfig.read({section: [rule]}, "posttrain.yaml")
     assert f"rule `{rule}`: {message}" in str(caught.value)
+
+
+def test_a_schedule_has_the_hours_of_its_time_zone() -> None:
+    triggers = TriggerConfig(schedule="0 3 * * *", time_zone="Asia/Tokyo")
+    after = datetime(2026, 1, 1, tzinfo=UTC)
+    assert triggers.next_time(after) == datetime(2026, 1, 1, 18, tzinfo=UTC)
+    since = after + timedelta(hours=17)
+    due = [evaluate_triggers(triggers, {}, since, since + timedelta(minutes=minutes)).starts for minutes in (59, 60)]
+    assert due == [False, True]

@@ -9,6 +9,7 @@ from posttrain.select.config import SelectConfig
 from posttrain.select.hard_cases import (
     HARD_CASE_KINDS,
     Evaluations,
+    above_percentile,
     disagreement,
     hard_cases,
     high_loss,
@@ -102,3 +103,8 @@ def test_an_unknown_kind_is_refused() -> None:
     SelectConfig.read({"hard_cases": list(HARD_CASE_KINDS)}, "posttrain.yaml")
     with pytest.raises(UserError, match="no kind of hard case `regresions`; did you mean `regressions`"):
         SelectConfig.read({"hard_cases": ["regresions"]}, "posttrain.yaml")
+
+
+def test_unknown_values_are_of_no_percentile() -> None:
+    assert above_percentile(np.array([1.0, np.nan, 5.0, np.inf, 3.0, 2.0]), 50).tolist() == [2, 4]
+    assert above_percentile(np.array([np.nan]), 50).tolist() == []

@@ -1,9 +1,10 @@
 """Shares of a pool from samples of it."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from posttrain.select.pool_sample import estimate_pool_share
+from posttrain.select.pool_sample import estimate_pool_share, sample_pool
 
 
 def test_wilson_interval_of_a_plain_sample() -> None:
@@ -40,3 +41,10 @@ def test_an_empty_sample_gives_no_estimate() -> None:
 def test_inclusion_probabilities_outside_0_to_1_are_refused(wrong: float) -> None:
     with pytest.raises(ValueError, match="inclusion probability"):
         estimate_pool_share(np.ones(1, bool), np.array([wrong]))
+
+
+def test_another_seed_draws_other_records() -> None:
+    pool = pa.table({"id": [f"{number:03}" for number in range(100)]})
+    first, again, other = (set(sample_pool(pool, 20, seed)["id"].to_pylist()) for seed in (1, 1, 2))
+    assert first == again
+    assert len(first & other) < 15

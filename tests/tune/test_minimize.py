@@ -406,3 +406,19 @@ def test_a_trial_may_change_the_current_folder(tmp_path: Path, monkeypatch: pyte
     minimize(move, {"x": Float(0, 1)}, budget=3, sampler="random", out="study")
     assert (tmp_path / "study" / "best.yaml").exists()
     assert not any((tmp_path / "elsewhere").iterdir())
+
+
+def test_each_trial_has_a_seed_of_its_own() -> None:
+    def seeds(seed: int) -> list[int]:
+        drawn: list[int] = []
+
+        def function(trial: TrialContext) -> float:
+            drawn.append(trial.seed)
+            return 0.0
+
+        minimize(function, SPACE, budget="4 trials", seed=seed, sampler="random")
+        return drawn
+
+    first = seeds(1)
+    assert first == seeds(1)
+    assert len({*first, *seeds(2)}) == 8

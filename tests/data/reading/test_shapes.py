@@ -322,6 +322,7 @@ def test_identical_preference_pairs_are_skipped_and_counted(tmp_path: Path) -> N
         {"prompt": "a", "chosen": "b", "rejected": "b"},
         {"prompt": "a", "chosen": "b", "rejected": "c"},
         {"prompt": [USER], "chosen": turns, "rejected": turns},
+        {"prompt": None, "chosen": turns, "rejected": turns},
     ]
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -331,6 +332,7 @@ def test_identical_preference_pairs_are_skipped_and_counted(tmp_path: Path) -> N
     assert [(problem.line, problem.kind, problem.blocking) for problem in problems] == [
         (1, "identical answers", False),
         (3, "identical answers", False),
+        (4, "identical answers", False),
     ]
     assert skipped == problems
 

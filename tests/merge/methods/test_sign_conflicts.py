@@ -29,7 +29,8 @@ def reference(first, second, resolution, normalize):
 @pytest.mark.parametrize("resolution", RESOLUTIONS)
 @pytest.mark.parametrize("normalize", [True, False])
 def test_equals_the_definition(merge_vectors, vectors, resolution, normalize) -> None:
-    pair = [np.where(vectors[2] > 1, 0, vector) for vector in vectors[:2]]
+    # A number and 0 have no conflict.
+    pair = [np.where(vectors[2] > limit, 0, vector) for limit, vector in zip((1, 0.5), vectors[:2], strict=True)]
     options = {"resolution": resolution, "weight": WEIGHT, "importance": IMPORTANCE, "normalize": normalize}
     merged = merge_vectors("resolve_conflicts", pair, scale=0.7, **options)
     np.testing.assert_allclose(merged, 0.7 * reference(*pair, resolution, normalize), atol=1e-6)

@@ -265,3 +265,10 @@ def test_a_batch_without_a_supervised_token_is_skipped(simulate: Simulate, follo
     run[33] = replace(run[33], supervised_tokens=0, grad_norm=0.0, loss=math.nan)
     (decision,) = follow(Monitor(), run)
     assert (decision.finding.kind, decision.finding.step, decision.action) == ("no_supervised", 33, "skip")
+
+
+def test_the_first_norms_are_no_explosion(make_values: MakeValues) -> None:
+    """A median of few steps says nothing, and the first steps have the largest norms of all."""
+    detector = Explosion()
+    for step in range(Explosion.WARMUP):
+        assert detector.observe(make_values(step, grad_norm=1e12**step)) is None
