@@ -171,13 +171,13 @@ def scores(folder: Path, log: Log) -> Any:
     model = ScoringModel("model-0123456789abcdef", TaskConfig(), lambda: None)
     group = ScoreGroup("lengths", 1, {}, score, chunk_size=5)
     records = [ScoringInput([{"role": "user", "content": "x" * number}]) for number in range(30)]
-    table = cached_scores(group, model, records, ScoreCache(folder / "work" / ".posttrain" / "scores"))
+    table = cached_scores(group, model, records, ScoreCache(folder / "work" / "scores"))
     for chunk in chunks:
         log.promise("done", chunk)
     return table.to_pylist()
 
 
 def check_scores(folder: Path, promises: Sequence[Promise]) -> Iterator[str]:
-    for path in folder.glob("work/.posttrain/scores/*/*/*.chunk"):
+    for path in folder.glob("work/scores/*/*/*.chunk"):
         if problem := chunk_problem(path):
             yield f"verify: {path.name} {problem}"

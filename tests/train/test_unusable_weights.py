@@ -83,6 +83,16 @@ def test_a_training_whose_steps_were_all_skipped_is_an_error(run: Run, monkeypat
         run(batch_size=5)
 
 
+def test_a_last_epoch_without_a_finite_loss_leaves_no_model(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first steps were good: not all were skipped, and the weights are finite."""
+    monkeypatch.setitem(POLICIES, "normal", dict.fromkeys(POLICIES["normal"], "skip"))
+    with pytest.raises(WorkError, match="no step of the last epoch had a finite loss"):
+        run(learning_rate=2e5, batch_size=5, epochs=3)
+    assert not (tmp_path / "run" / "out" / "model.safetensors").exists()
+
+
 @pytest.mark.slow
 def test_the_summary_counts_skipped_steps(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss_scale, "INITIAL", 2.0**18)

@@ -79,8 +79,11 @@ def to_storage_error(error: BaseException, path: Path) -> StorageError | None:
     return StorageError(what, where=os.fsdecode(name) if isinstance(name, str | bytes) else str(path), fix=fix)
 
 
-def make_folder(folder: Path) -> None:
+def make_folder(folder: Path, *, with_store: bool = False) -> None:
     """Makes a folder and its parents, unless it exists, and writes their names through to the disk.
+
+    Args:
+        with_store: whether it may be the first folder of a workspace's store.
 
     Raises:
         MovedWorkspaceError: the folder lies in a workspace's store that does not exist.
@@ -88,9 +91,9 @@ def make_folder(folder: Path) -> None:
     """
     with disk_errors(folder):
         missing = [path for path in (folder, *folder.parents) if not path.exists()]
-        # Only `Workspace.create` makes a store: one that is missing was moved, and the rest of the work must not go
+        # Few make a store: one that is missing was moved, and the rest of the work must not go
         # where nobody looks for it.
-        if home := next((path for path in missing if path.name == HOME), None):
+        if not with_store and (home := next((path for path in missing if path.name == HOME), None)):
             raise MovedWorkspaceError(home.parent)
         try:
             # Else a power cut could take the folder with all synced files in it. The outer ones first, and again the

@@ -63,6 +63,7 @@ class TrainingCurves:
         decisions: oldest first.
         settings: what decided it, by name, in words.
         config: all settings, by dotted key.
+        result_steps: the steps after which the weights of the result were evaluated; None where they were not.
     """
 
     name: str
@@ -75,6 +76,7 @@ class TrainingCurves:
     decisions: tuple[TrainingDecision, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, str] = field(default_factory=dict)
+    result_steps: int | None = None
 
 
 def read_training_folder(folder: Path) -> TrainingCurves:
@@ -91,10 +93,12 @@ def read_training_folder(folder: Path) -> TrainingCurves:
     if not lines:
         raise UserError("no step is done yet", where=str(file), fix="wait for the first one")
     # The summary exists once the training is done; before, a resumed one has its decisions in the notes.
-    decided = _read_decisions(folder / SUMMARY) + _read_decisions(folder / ".training" / "scratch" / "notes.json")
+    summary = _read_json(folder / SUMMARY)
+    decided = _decided(summary) + _decided(_read_json(folder / ".training" / "scratch" / "notes.json"))
     config = read_yaml(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     curves = training_from_steps(folder.resolve().name, lines, decided, _main_settings(config))
-    return replace(curves, config=dict(flat_settings(config)))
+    steps = (summary.get("evaluation") or {}).get("steps")
+    return replace(curves, config=dict(flat_settings(config)), result_steps=steps)
 
 
 def flat_settings(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -122,7 +126,9 @@ def read_round_training(workspace: Workspace, run: Run, name: str) -> TrainingCu
     else:
         return None
     row = workspace.metadata.artifact(output)
-    return training_from_steps(name, lines, row.meta.get("decisions", []) if row else [])
+    meta = row.meta if row else {}
+    curves = training_from_steps(name, lines, meta.get("decisions", []))
+    return replace(curves, result_steps=(meta.get("evaluation") or {}).get("steps"))
 
 
 def training_from_steps(
@@ -187,14 +193,17 @@ def _phases(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {name: seconds for name, seconds in (totals | {"everything else": rest}).items() if seconds > 0}
 
 
-def _read_decisions(file: Path) -> list[dict[str, Any]]:
-    """Reads the list ``decisions`` of a JSON file; empty without a file."""
+def _read_json(file: Path) -> dict[str, Any]:
+    """Reads a JSON file; empty without one."""
     if not file.is_file():
-        return []
+        return {}
     try:
-        content = json.loads(file.read_bytes())
+        return dict(json.loads(file.read_bytes()))
     except ValueError:
         raise UserError("damaged: it is not JSON", where=str(file), fix="remove it") from None
+
+
+def _decided(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     return list(content.get("ended") or content.get("decisions", []))
 
 

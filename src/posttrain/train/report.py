@@ -143,9 +143,10 @@ def headline(training: TrainingCurves) -> list[tuple[str, str, str]]:
     held_out = training.evaluation.get("loss", values["loss"][:0])
     if (known := held_out[~np.isnan(held_out)]).size:
         lowest = Message("lowest {loss}", loss=number_text(float(known.min())))
-        tiles.append(
-            (number_text(float(known[-1])), Message("{name} on held-out records", name=Message("loss")), lowest)
-        )
+        # Of the weights that are the result: with patience these are the best ones, not the last.
+        kept = held_out[training.steps == (training.result_steps or 0) - 1]
+        value = float(kept[0]) if kept.size and not np.isnan(kept[0]) else float(known[-1])
+        tiles.append((number_text(value), Message("{name} on held-out records", name=Message("loss")), lowest))
     if seconds and not np.isnan(values["tokens_per_second"]).all():
         tiles.append((format_seconds(seconds), Message("time"), Message("all steps together")))
         # The median, since the first step may have compiled for a minute.

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -147,7 +148,7 @@ def train(
             trainer.callbacks.on_stop(lm)
         raise
     summary = _summarise(trainer, data, steps)
-    _check_trained(lm, len(steps), summary["skipped_steps"], config)
+    _check_trained(lm, steps, summary["skipped_steps"], config)
     if values := steps[trainer.result_steps - 1].evaluation:
         measured = {name: finite(value) for name, value in values.items()}
         summary["evaluation"] = {"steps": trainer.result_steps, **measured}
@@ -224,15 +225,20 @@ def _load_model(config: TrainConfig, source: Path, task: TaskConfig, seed: int) 
     return load_model(config, source, task, config.dtype)
 
 
-def _check_trained(lm: LanguageModel, steps: int, skipped: int, config: TrainConfig) -> None:
-    """Raises a WorkError unless the training left a model: finite weights that at least one step has changed."""
-    if steps and skipped == steps:
+def _check_trained(lm: LanguageModel, steps: Sequence[StepValues], skipped: int, config: TrainConfig) -> None:
+    """Raises a WorkError unless the training left a model: finite weights that give finite losses, and were changed."""
+    count = len(steps)
+    if steps and skipped == count:
         if config.precision == "float16":
             raise WorkError(
-                f"float16 gradients overflowed at every step: all {steps} were skipped, and nothing was learned; "
+                f"float16 gradients overflowed at every step: all {count} were skipped, and nothing was learned; "
                 "train with train.precision=bfloat16, or for more steps"
             )
-        raise WorkError(f"all {steps} steps were skipped, and nothing was learned; the lines above say why")
+        raise WorkError(f"all {count} steps were skipped, and nothing was learned; the lines above say why")
+    if steps and not any(math.isfinite(step.loss) for step in steps if step.epoch == steps[-1].epoch):
+        raise WorkError(
+            "no step of the last epoch had a finite loss, and no model is written; lower train.learning_rate"
+        )
     # The loss of the last step is that of the weights before it: no detector has looked at the weights after it.
     if name := not_finite(lm.model):
         raise WorkError(

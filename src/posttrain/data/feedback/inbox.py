@@ -74,10 +74,8 @@ class Inbox(AbstractContextManager["Inbox"]):
         self.folder = folder
         self._limit = segment_bytes
         self._known: dict[bytes, bytes] = {}
-        with disk_errors(folder):
-            # Feedback needs no workspace: its home is made here, if there is none.
-            folder.parent.mkdir(parents=True, exist_ok=True)
-        make_folder(folder / "segments")
+        # Feedback needs no workspace: its store is made here, if there is none.
+        make_folder(folder / "segments", with_store=True)
         with ExitStack() as opening:
             busy = "another posttrain collects into this inbox"
             opening.enter_context(hold_lock(folder / "lock", busy_message=busy))
