@@ -8,6 +8,7 @@ import pytest
 from posttrain.select.batch import BATCH_SCHEMA, choose_batch
 from posttrain.select.config import SelectConfig
 from posttrain.select.hard_cases import FocusTargets, in_weak_classes, nearest_hard_case
+from posttrain.select.pool_sample import with_sample_sizes
 from posttrain.select.scores.table import score_schema
 from posttrain.select.selectors.registry import SELECTORS
 from posttrain.store.errors import UserError
@@ -219,3 +220,10 @@ def test_a_fraction_of_a_record_is_explored_by_chance() -> None:
     counts = [batch["reason"].to_pylist().count("explore") for batch in batches]
     assert set(counts) == {0, 1}
     assert 15 < sum(counts) < 45
+
+
+def test_inclusion_is_a_share_of_the_pool_of_which_a_sample_was_scored() -> None:
+    config = SelectConfig(explore=0.5, focus=0.0, strategy="entropy")
+    scores = with_sample_sizes(score_table(50), pa.table({"id": [str(number) for number in range(500)]}))
+    batch = choose(config, scores, 10, 0, cold=False)
+    assert [share for share in batch["inclusion"].to_pylist() if share is not None] == [5 / 500] * 5

@@ -422,3 +422,12 @@ def test_each_trial_has_a_seed_of_its_own() -> None:
     first = seeds(1)
     assert first == seeds(1)
     assert len({*first, *seeds(2)}) == 8
+
+
+def test_a_function_that_changes_its_settings_changes_no_trial() -> None:
+    def function(trial: TrialContext) -> float:
+        trial.settings["sizes"].append(9)
+        return float(len(trial.settings["sizes"]))
+
+    result = minimize(function, {"sizes": [[1], [2, 3]]}, budget="4 trials", sampler="random")
+    assert all(9 not in trial.settings["sizes"] for trial in result.trials)

@@ -118,3 +118,12 @@ def test_lines_that_are_no_feedback_are_set_aside(tmp_path: Path, caplog: pytest
     assert rejected[0]["entry"].encode() + b"\n" == lines[0]
     assert "8 lines are not feedback and are set aside in" in caplog.text
     assert "000001.open:2: is not feedback (feedback: `rating`" in caplog.text
+
+
+def test_a_rating_at_a_limit_is_on_its_side() -> None:
+    stars = Ratings(up_from=4, down_to=2)
+    assert [stars.of(rating) for rating in (1, 2, 2.5, 3.9, 4, 5)] == ["down", "down", None, None, "up", "up"]
+    assert [Ratings().of(rating) for rating in (-1, 0, 0.5, 1, "up", "down", None)] == [
+        *("down", "down", None, "up"),
+        *("up", "down", None),
+    ]

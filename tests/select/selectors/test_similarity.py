@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from posttrain.select.selectors.similarity import Euclidean, OuterProducts, Similarity, max_similarity
+from posttrain.select.selectors.similarity import Euclidean, OuterProducts, Similarity, max_similarity, whiten
 
 GENERATOR = np.random.default_rng(0)
 LEFT = GENERATOR.normal(size=(40, 5)).astype(np.float32)
@@ -38,3 +38,8 @@ def test_max_similarity_is_that_of_the_closest_row(similarity: Similarity, exact
         max_similarity(similarity, rows, others), exact[:, others].max(axis=1), rtol=1e-4, atol=1e-3
     )
     assert np.isneginf(max_similarity(similarity, rows, others[:0])).all()
+
+
+def test_whitened_rows_do_not_depend_on_where_the_cloud_is() -> None:
+    rows = np.random.default_rng(0).normal(size=(200, 8)) * np.arange(1, 9)
+    np.testing.assert_allclose(np.abs(whiten(rows, 4)), np.abs(whiten(rows + 50, 4)), atol=1e-4)

@@ -1,11 +1,14 @@
 """The memory estimate, and the token budget that follows from it."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.config import TrainConfig
+from posttrain.train.memory import token_budget
 from posttrain.train.memory.estimate import MicroBatch, count_step_tasks, estimate_memory
 from posttrain.train.memory.token_budget import choose_budget, fits
 from posttrain.train.memory.weights import ModelSpec
@@ -131,3 +134,13 @@ def test_tasks_of_a_step_are_those_of_the_data_up_to_its_records() -> None:
     assert count_step_tasks(config, {"topic": list("abcdea")}) == 3
     assert count_step_tasks(config) == 2
     assert count_step_tasks(TrainConfig(), {}) == 1
+
+
+def test_a_resumed_training_keeps_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever memory is free by then: other micro-batches round otherwise."""
+    budgets = iter([512, 4096])
+    monkeypatch.setattr(token_budget, "_fitting_budget", lambda *arguments: next(budgets))
+    config = TrainConfig(micro_batch_tokens="auto")
+    lm: Any = None
+    resolved = [token_budget.resolve_token_budget(config, lm, 64, tmp_path / "scratch") for _ in range(2)]
+    assert [each.micro_batch_tokens for each in resolved] == [512, 512]
