@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from posttrain.merge.api import merge
-from posttrain.merge.lora_adapter import _pattern_values
+from posttrain.merge.lora_adapter import _pattern_values, _read_updates
 from posttrain.store.errors import UserError
 
 Read = Callable[[Path], dict[str, Tensor]]
@@ -180,3 +181,17 @@ def test_the_first_pattern_that_matches_counts() -> None:
     many = {f"model.layers.{layer}.q_proj": layer for layer in range(20_000)}
     value = _pattern_values(many, 9)
     assert all(value(module) == layer for module, layer in many.items())
+
+
+def test_an_update_of_a_transposed_weight_is_transposed(tmp_path: Path) -> None:
+    """As of GPT-2's layers, which store their weights as inputs by outputs."""
+    down, up = torch.randn(2, 4), torch.randn(6, 2)
+    file = tmp_path / "adapter_model.safetensors"
+    name = "base_model.model.h.0.attn.c_attn"
+    save_file({f"{name}.lora_A.weight": down, f"{name}.lora_B.weight": up}, file)
+    with safe_open(file, "pt") as stored:
+        names = set(stored.keys())
+    settings = {"lora_alpha": 6, "fan_in_fan_out": True}
+    updates = _read_updates(file, names, settings, {"h.0.attn.c_attn.weight": (4, 6)})
+    left, right = updates["h.0.attn.c_attn.weight"]
+    torch.testing.assert_close(right @ left, 3 * (up @ down).T)

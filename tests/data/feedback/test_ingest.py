@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import xxhash
 
-from posttrain.data.feedback.entries import Feedback, Ratings
+from posttrain.data.feedback.entries import Feedback, Ratings, feedback_row
 from posttrain.data.feedback.inbox import Inbox
 from posttrain.data.feedback.ingest import FeedbackBatch, ingest
 from posttrain.data.feedback.segment import sealed_segments
@@ -127,3 +127,12 @@ def test_a_rating_at_a_limit_is_on_its_side() -> None:
         *("down", "down", None, "up"),
         *("up", "down", None),
     ]
+
+
+def test_a_correction_that_repeats_the_refused_answer_is_no_pair() -> None:
+    feedback = {"id": "a", "prompt": "q", "completion": "cash ", "rating": "down"}
+    kinds = [
+        feedback_row({**feedback, "corrected_answer": answer}, "2026-01-01T00:00:00Z", Ratings())[0]
+        for answer in ("card", "cash")
+    ]
+    assert kinds == ["preferences", "labelled"]
