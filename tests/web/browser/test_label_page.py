@@ -125,6 +125,17 @@ def test_each_kind_is_answered_by_keyboard(live: Any) -> None:
     visit.assert_quiet()
 
 
+def test_an_answer_without_a_mark_is_asked_for_twice(live: Any) -> None:
+    add_kind(live.queue, "spans", "nothing")
+    visit = live.visit("anna")
+    page = open_item(visit, "nothing")
+    press(page, "Enter")
+    expect(page.locator("#message")).to_have_text("Nothing is marked. Answer again if none applies.")
+    assert list(given(live, "nothing").values()) == [[]]
+    answer(page, "Enter")
+    assert [rows[0][2] for rows in given(live, "nothing").values()] == [[]]
+
+
 def test_parts_are_marked_with_the_pointer(live: Any) -> None:
     add_kind(live.queue, "spans", "pointer")
     visit = live.visit("anna")

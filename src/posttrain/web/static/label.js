@@ -23,6 +23,7 @@ let guideline = Number(page.dataset.guideline);
 let lastInput = performance.now();
 let progressAt = -PROGRESS;
 let progressTimer = null;
+let emptyItem = null;
 
 const outbox = new Outbox(page.dataset.account, (state, unsent) => {
   part("state").textContent = unsent ? text("unsent", { count: unsent }) : "";
@@ -209,6 +210,11 @@ function send(action, values) {
 function submit() {
   const answer = editor.value();
   if (answer === undefined) return problem(text(current.kind === "ranking" ? "rank_all" : "answer_first"));
+  // One key too early would say that none applies.
+  if (Array.isArray(answer) && !answer.length && emptyItem !== current.item) {
+    emptyItem = current.item;
+    return problem(text("confirm_none"), "note");
+  }
   send("answer", { answer });
 }
 
