@@ -62,3 +62,10 @@ def test_a_schedule_has_the_hours_of_its_time_zone() -> None:
     since = after + timedelta(hours=17)
     due = [evaluate_triggers(triggers, {}, since, since + timedelta(minutes=minutes)).starts for minutes in (59, 60)]
     assert due == [False, True]
+
+
+def test_rules_of_all_hold_back_a_schedule_that_is_due() -> None:
+    triggers = TriggerConfig(schedule="0 3 * * *", time_zone="UTC", all=["new_records > 100"])
+    since, now = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, 4, tzinfo=UTC)
+    starts = [evaluate_triggers(triggers, {"new_records": count}, since, now).starts for count in (40.0, 140.0)]
+    assert starts == [False, True]

@@ -1,5 +1,6 @@
 """The split of a record depends only on the record."""
 
+import json
 from collections.abc import Callable
 
 import numpy as np
@@ -60,3 +61,14 @@ def test_share_and_seed_decide_what_is_held_out(make: Callable[..., pa.Table]) -
 def test_splits_do_not_change_between_releases(make: Callable[..., pa.Table]) -> None:
     table = make(*((f"message {n}", "x") for n in range(20)))
     assert hash_split(table, 0.3, 0)[1]["line"].to_pylist() == [7, 16]
+
+
+def test_derived_records_are_not_held_out() -> None:
+    mark = json.dumps({"augmented": {"method": "typos", "of": "a"}})
+    table = table_of(
+        *({"prompt": f"q {row}", "completion": "x", "meta": mark if row % 2 else "{}"} for row in range(60))
+    )
+    rest, held_out = hash_split(table, 0.5)
+    assert 5 < held_out.num_rows < 30
+    assert rest.num_rows + held_out.num_rows == 60
+    assert set(held_out["meta"].to_pylist()) == {"{}"}

@@ -130,3 +130,15 @@ def test_overconfident_answers_are_calibrated() -> None:
 def test_answers_of_equal_correctness_keep_the_temperature_finite(right: float) -> None:
     nats = np.r_[0.0, np.linspace(0.01, 2, 40)]
     assert 1e-3 <= fit_answer_temperature(nats, np.full(41, right)) <= 20
+
+
+def test_a_temperature_that_helps_no_other_record_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probabilities that are right already, and a fit that is not."""
+    generator = np.random.default_rng(0)
+    probabilities = generator.dirichlet(np.ones(3), 400)
+    truth = np.array([generator.choice(3, p=row) for row in probabilities])
+    monkeypatch.setattr(calibration, "fit_temperature", lambda logs, right: 8.0)
+    result = calibration.calibrate_labels(np.log(probabilities), truth)
+    assert result is not None
+    assert result.ece_after > result.ece_before
+    assert result.temperature == 1.0
