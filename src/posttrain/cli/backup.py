@@ -159,6 +159,7 @@ def _restore(
             f"{counted(report.files, 'file')} of "
             f"{backup.created_at:%Y-%m-%d %H:%M:%S} UTC to {root}"
         )
+        print_line("a backup has no sessions, API tokens and invitations: issue new ones")
         if report.replaced:
             print_line(f"the workspace that was there is {report.replaced}")
         if report.database:

@@ -17,7 +17,7 @@ from posttrain.inspect.system_use import read_memory
 from posttrain.models.embedder_source import MINILM, MINILM_PACKAGE, MINILM_REQUIREMENT
 from posttrain.models.sources import DEMO_MODEL, DEMO_PACKAGE, DEMO_REQUIREMENT, TINY_MODEL
 from posttrain.store.config import CONFIG_FILE
-from posttrain.store.errors import DamagedArtifactError, UserError, WorkError
+from posttrain.store.errors import DamagedArtifactError, EmptyDatabaseError, UserError, WorkError
 from posttrain.store.installation import install_command, version_text
 from posttrain.store.message import counted
 from posttrain.store.secrets import mask_text
@@ -203,6 +203,10 @@ def _workspace(root: Path) -> Iterator[Check]:
             yield Check("database", f"{kind}, {counted(len(workspace.metadata.rounds()), 'round')}")
             artifacts = config.store.artifacts or "the folder .posttrain/artifacts"
             yield Check("artifacts", f"{mask_text(artifacts)}, {len(workspace.artifacts.ids())} artifacts")
+    except EmptyDatabaseError as error:
+        # The file of SQLite is made with the workspace: where it is missing, it is damage.
+        empty = Check("database", "can be reached and is empty: the first run makes its tables")
+        yield empty if config.store.database else _broken("database", error)
     except (UserError, WorkError, DamagedArtifactError) as error:
         yield _broken("database and artifacts", error)
 
