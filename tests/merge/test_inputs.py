@@ -1,6 +1,7 @@
 """Where the models of a merge come from, and what they may differ in."""
 
 import json
+import os
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,24 @@ def test_a_model_in_an_object_store(
     assert json.loads((tmp_path / "out" / MERGE_FILE).read_text())["models"][url] == url
     assert not (tmp_path / "out" / "training.bin").exists()
     assert not list(tmp_path.glob(".posttrain*"))
+
+
+def test_a_download_that_is_cut_off_is_not_merged(
+    s3_model: tuple[str, Path], make_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import s3fs
+
+    original = s3fs.S3FileSystem.get_file
+
+    def cut_off(self: Any, path: str, target: str, **options: Any) -> Any:
+        original(self, path, target, **options)
+        if target.endswith(".safetensors"):
+            os.truncate(target, os.path.getsize(target) - 1)
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "get_file", cut_off)
+    with pytest.raises(UserError, match=r"model.*\.safetensors was changed while it was downloaded"):
+        merge([s3_model[0], make_model("other", 3)], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_model_that_is_not_in_the_object_store(

@@ -11,6 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from posttrain.merge import api
 from posttrain.merge.api import merge
 from posttrain.merge.lora_adapter import _pattern_values, _read_updates
 from posttrain.store.errors import UserError
@@ -48,6 +49,23 @@ def test_an_adapter_is_applied_as_peft_merges_it(
     assert any(not torch.equal(before[name], expected[name]) for name in expected)
     for name in expected:
         assert (result[name] - expected[name]).abs().max() <= 1e-6, name
+
+
+def test_an_adapter_that_changes_during_the_merge_is_refused(
+    make_model: Any, make_adapter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = make_model("base", dtype=torch.float32)
+    adapter = make_adapter(base, "adapter", r=4, lora_alpha=8)
+    original = api.run_plan
+
+    def changed_before(*arguments: Any) -> Any:
+        (adapter / "adapter_config.json").write_text((adapter / "adapter_config.json").read_text() + " ")
+        return original(*arguments)
+
+    monkeypatch.setattr(api, "run_plan", changed_before)
+    with pytest.raises(UserError, match=r"adapter_config\.json.*was changed while it was read"):
+        merge([f"{base}+{adapter}"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 _EMBEDDED: dict[str, dict[str, Any]] = {
