@@ -120,6 +120,8 @@ def test_a_command_in_the_wrong_folder_names_the_workspace_beside_it(
     [
         ("resume", "with the same --out"),
         ("chat", "transformers"),
+        ("grpo", "reinforcement learning is not supported"),
+        ("sft", "posttrain train --objective sft"),
         ("data build", "posttrain data add FILES --name NAME"),
     ],
 )

@@ -24,12 +24,14 @@ from posttrain.store.installation import version_text
 from posttrain.store.paths import to_path_mistake
 from posttrain.store.secrets import mask_text
 
-_LOAD = "load the folder of `posttrain show champion` in transformers or vLLM"
+_LOAD = "load the folder of `posttrain show champion`, or that of `posttrain train --out`, in transformers or vLLM"
 
 
 class _Verbs(LazyGroup):
     elsewhere: ClassVar = {
-        **dict.fromkeys(("chat", "generate", "predict"), _LOAD),
+        **dict.fromkeys(("chat", "generate", "inference", "predict"), _LOAD),
+        **{name: f"posttrain train --objective {name}" for name in ("dpo", "kto", "orpo", "reward", "sft")},
+        **dict.fromkeys(("grpo", "ppo", "rloo"), "reinforcement learning is not supported; preferences train with dpo"),
         "export": "posttrain models export, posttrain data export, or posttrain label export",
         "resume": "type the same command again: posttrain run, or posttrain train with the same --out",
         "deploy": "posttrain models promote",
