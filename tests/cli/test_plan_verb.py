@@ -61,7 +61,7 @@ def answers(tmp_path: Path) -> Path:
 def test_the_plan_of_the_packaged_model(config_only: Path, posttrain: Call) -> None:
     outcome = posttrain("plan", "--model", "smollm2-135m", *FIXED)
     assert outcome.code == 0, outcome
-    for phrase in ("134,515,008 parameters", "gradient sums", "activations", "of 4.00 GiB", "TFLOP", "4096 tokens"):
+    for phrase in ("134,515,008 parameters", "gradient sums", "activations", "of 4.00 GiB", "TFLOP", "4,096 tokens"):
         assert phrase in outcome.out
     result = posttrain("plan", "--model", config_only, *FIXED, "--set", "train.precision=bfloat16", "--json").json
     assert sum(result["memory"]["parts"].values()) == result["memory"]["total"]

@@ -101,9 +101,9 @@ def _print(result: dict[str, Any]) -> None:
         print_table(f"mix of train.phases.{mix['phase']}", [mix["by"], "records", "met", "epochs"], rows)
     batch, work = result["micro_batch"], result["work"]
     choice = "" if batch["auto"] is None else f"; train.micro_batch_tokens=auto takes {batch['auto']}"
-    print_line(f"micro-batch: {counted(batch['tokens'], 'token')}, {batch['supervised']} of them supervised{choice}")
+    print_line(f"micro-batch: {counted(batch['tokens'], 'token')}, {batch['supervised']:,} of them supervised{choice}")
     print_line(
-        f"a step: {work['tokens']:.0f} tokens, {work['flops'] / 1e12:.3g} TFLOP, {work['seconds']:.3g} s at"
+        f"a step: {work['tokens']:,.0f} tokens, {work['flops'] / 1e12:.3g} TFLOP, {work['seconds']:.3g} s at"
         f" {work['mfu']:.0%} of {work['peak'] / 1e12:.3g} TFLOP/s"
     )
     if work["steps"]:
