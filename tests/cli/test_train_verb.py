@@ -207,15 +207,18 @@ def test_a_nan_loss_is_null_in_the_summary(
     answers: Path, tmp_path: Path, posttrain: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fit = Trainer.train
-    monkeypatch.setattr(Trainer, "train", lambda self: [replace(step, loss=math.nan) for step in fit(self)])
+    monkeypatch.setattr(
+        Trainer, "train", lambda self: [replace(step, loss=math.nan) if step.step < 5 else step for step in fit(self)]
+    )
     outcome = posttrain("train", *SMALL, "--data", answers, "--out", tmp_path / "out")
-    assert outcome.out.startswith("6 steps, loss no number to no number\n")
+    assert outcome.out.startswith("6 steps, loss no number to ")
 
     def refuse(name: str) -> None:
         raise ValueError(f"{name} is not JSON")
 
     summary = json.loads((tmp_path / "out" / "summary.json").read_bytes(), parse_constant=refuse)
-    assert (summary["first_loss"], summary["last_loss"]) == (None, None)
+    assert summary["first_loss"] is None
+    assert math.isfinite(summary["last_loss"])
 
 
 def test_a_second_process_in_the_same_folder_is_refused(answers: Path, tmp_path: Path, posttrain: Call) -> None:

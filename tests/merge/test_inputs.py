@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from posttrain.merge import inputs
 from posttrain.merge.api import MERGE_FILE, merge
 from posttrain.merge.sources import ModelFolder
 from posttrain.merge.vocabulary_view import VocabularyView
@@ -61,16 +62,21 @@ def test_a_model_in_an_object_store(
 def test_a_download_that_is_cut_off_is_not_merged(
     s3_model: tuple[str, Path], make_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import s3fs
+    original = inputs.open_file_system
 
-    original = s3fs.S3FileSystem.get_file
+    def open_cut_off(*arguments: Any) -> Any:
+        files = original(*arguments)
+        whole = files.get_file
 
-    def cut_off(self: Any, path: str, target: str, **options: Any) -> Any:
-        original(self, path, target, **options)
-        if target.endswith(".safetensors"):
-            os.truncate(target, os.path.getsize(target) - 1)
+        def get_file(path: str, target: str) -> None:
+            whole(path, target)
+            if target.endswith(".safetensors"):
+                os.truncate(target, Path(target).stat().st_size - 1)
 
-    monkeypatch.setattr(s3fs.S3FileSystem, "get_file", cut_off)
+        monkeypatch.setattr(files, "get_file", get_file)
+        return files
+
+    monkeypatch.setattr(inputs, "open_file_system", open_cut_off)
     with pytest.raises(UserError, match=r"model.*\.safetensors was changed while it was downloaded"):
         merge([s3_model[0], make_model("other", 3)], tmp_path / "out")
     assert not (tmp_path / "out").exists()

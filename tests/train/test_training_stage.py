@@ -66,24 +66,17 @@ def test_the_summary_counts_records_steps_and_tokens(
     }
 
 
-@pytest.mark.parametrize(("finite_steps", "last_loss"), [((), None), ((4,), 2.0)])
 def test_nan_losses_do_not_count_in_the_summary(
-    tiny_model: Path,
-    records: pa.Table,
-    config: TrainConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    finite_steps: tuple[int, ...],
-    last_loss: float | None,
+    tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fit = Trainer.train
 
     def train_with_nans(self: Trainer) -> list[StepValues]:
-        return [replace(step, loss=2.0 if step.step in finite_steps else math.nan) for step in fit(self)]
+        return [replace(step, loss=2.0 if step.step == 4 else math.nan) for step in fit(self)]
 
     monkeypatch.setattr(Trainer, "train", train_with_nans)
     meta = train(tiny_model, records, config, TASK, seed=0, out=tmp_path / "out", scratch=tmp_path / "s")
-    assert (meta["first_loss"], meta["last_loss"]) == (None, last_loss)
+    assert (meta["first_loss"], meta["last_loss"]) == (None, 2.0)
 
 
 @pytest.mark.slow
