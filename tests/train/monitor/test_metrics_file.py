@@ -100,8 +100,8 @@ def test_missing_lines_are_written_again(
     sink.close()
     assert path.read_bytes() == original
     # The command line's log says "1 step"; it is set up where another test has called it.
-    said = caplog.messages[-1].replace(" 1 step ", " 1 steps ")
-    assert f"the lines of {10 - missing.start} steps from {missing.start} on are written again" in said
+    text = caplog.messages[-1].replace(" 1 step ", " 1 steps ")
+    assert f"the lines of {10 - missing.start} steps from {missing.start} on are written again" in text
 
 
 def test_rewind_keeps_existing_lines(path: Path, make_values: MakeValues) -> None:
