@@ -14,8 +14,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from posttrain.merge.api import merge
-from posttrain.models.loading import check_loadable
+from posttrain.models import loading
+from posttrain.models.loading import check_architecture, check_loadable
 from posttrain.models.tiny import byte_tokenizer
+from posttrain.models.weight_files import read_headers
 from posttrain.store.errors import UserError
 
 NORM = re.compile(r"norm|ln_1")
@@ -104,3 +106,24 @@ def test_an_untied_model_without_its_head_is_refused(make_model: Any, tmp_path: 
     whole = make_model("whole", 2, config=untied, change=lambda weights: weights.update({"lm_head.weight": head}))
     with pytest.raises(UserError, match=r"tensor lm_head\.weight is in .*whole. and not in .*headless"):
         merge([whole, headless], tmp_path / "out")
+
+
+def test_an_architecture_that_has_passed_is_not_built_again(
+    make_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = make_model("whole", 1)
+    config = json.loads((folder / "config.json").read_text())
+    shapes = {name: header.shape for name, header in read_headers(folder).items()}
+    built: list[Any] = []
+    original = loading._from_pretrained
+    monkeypatch.setattr(loading, "_from_pretrained", lambda *a, **b: built.append(a) or original(*a, **b))
+    first = next(iter(shapes))
+    missing = {name: shape for name, shape in shapes.items() if name != first}
+    for _ in range(2):
+        check_architecture(config, shapes, "here")
+        with pytest.raises(UserError, match=r"^here: .*missing"):
+            check_architecture(config, missing, "here")
+        with pytest.raises(UserError, match=r"^there: "):
+            check_architecture({**config, "num_hidden_layers": 9, "layer_types": None}, shapes, "there")
+    assert len(built) == 1 + 2 * 2, "only what has passed is kept"

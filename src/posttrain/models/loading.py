@@ -7,18 +7,22 @@ and what is neither, such as a defect in a library, stays the exception it is.
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from posttrain import __version__
 from posttrain.models.weight_files import INDEX, WEIGHTS, TensorHeader, read_headers, weight_files
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.files import to_storage_error
 from posttrain.store.message import Message
+from posttrain.store.user_cache import read_user_cache, write_user_cache
 
 # No torch at import: mistakes in a call are reported before it is loaded.
 if TYPE_CHECKING:
@@ -35,6 +39,8 @@ _MEMORY_MESSAGES = (
 """Parts of the texts of RuntimeErrors, which have no class of their own."""
 
 GENERATION_CONFIG = "generation_config.json"
+
+_CACHE = "architectures"
 
 _WHOLE = "use undamaged weights, or correct config.json"
 
@@ -200,7 +206,8 @@ def load_weights(
 def check_architecture(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
     """Checks that transformers would load tensors as the model of a config; no number is read.
 
-    It warns where transformers does not know the model.
+    It warns where transformers does not know the model. What has passed is not checked again on this machine: to import
+    transformers' models takes longer than to merge small ones.
 
     Args:
         config: content of a ``config.json``.
@@ -210,6 +217,11 @@ def check_architecture(config: Mapping[str, Any], shapes: Mapping[str, tuple[int
     Raises:
         UserError: a tensor would be missing, left over or of another shape, or the config is impossible.
     """
+    # Not canonical JSON, which refuses the infinite numbers that a config may have.
+    content = json.dumps([config, shapes, version("transformers"), __version__], sort_keys=True, default=str)
+    key = hashlib.sha256(content.encode()).hexdigest()
+    if read_user_cache(_CACHE, key):
+        return
     import torch
     import transformers
 
@@ -226,6 +238,7 @@ def check_architecture(config: Mapping[str, Any], shapes: Mapping[str, tuple[int
         tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
         _, loading = _from_pretrained(kind, None, config=described, state_dict=tensors, device_map={"": "meta"})
     check_loaded(loading, where, composite=not names and described.get_text_config() is not described)
+    write_user_cache(_CACHE, key, True)
 
 
 def _from_pretrained(kind: Any, folder: Path | None, **options: Any) -> Any:
