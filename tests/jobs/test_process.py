@@ -69,7 +69,6 @@ def test_a_command_is_ended_with_all_that_it_has_started() -> None:
     assert not is_running(child)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="prlimit is Linux's")
 @pytest.mark.parametrize(
     ("code", "limits"),
     [("while True: pass", {"cpu_seconds": 1}), ("x = bytearray(1 << 30)", {"memory_bytes": 1 << 29})],

@@ -123,7 +123,7 @@ class SpansForm(AnswerForm):
     """Marked parts of the text: ``[{"label": "name", "text": "Dana Kim"}]``, in the order of their positions.
 
     A model reads and writes words, and counts characters badly. Words that stand in the text several times mean the
-    first place after the span before. Files may give positions in place of words: ``{"start": 0, "end": 4, "label":
+    first place after the span before. Files may give positions instead of words: ``{"start": 0, "end": 4, "label":
     "name"}`` or ``[0, 4, "name"]``, in code points, the end excluded.
     """
 
@@ -167,10 +167,10 @@ class SpansForm(AnswerForm):
     def spans(self, parts: Iterable[Part], text: str) -> list[dict[str, Any]]:
         """Returns the positions of parts, in order: ``[{"start": 0, "end": 4, "label": "name"}]``."""
         parts = list(parts)
-        starts = _places_in_order(parts, text) or _places_by_mention(parts, text)
+        starts = _starts_in_order(parts, text) or _starts_by_mention(parts, text)
         spans = [
-            {"start": start, "end": start + len(words), "label": label}
-            for (label, words), start in zip(parts, starts, strict=True)
+            {"start": start, "end": start + len(quote), "label": label}
+            for (label, quote), start in zip(parts, starts, strict=True)
         ]
         return sorted(spans, key=lambda span: (span["start"], span["end"], span["label"]))
 
@@ -179,20 +179,20 @@ class SpansForm(AnswerForm):
             value = dict(zip(("start", "end", "label"), value, strict=True))
         if not isinstance(value, Mapping) or not isinstance(value.get("label"), str):
             raise UserError(f"`{shorten(json.dumps(value, ensure_ascii=False))}` is not a span with a label")
-        words, label = value.get("text"), self._label(value["label"])
+        quote, label = value.get("text"), self._label(value["label"])
         start, end = value.get("start"), value.get("end")
         if type(start) is int and type(end) is int:
             if not 0 <= start < end <= len(text):
                 what = f"the span from {start} to {end} is not within the {len(text)} characters of the text"
                 raise UserError(what)
-            if words not in (None, text[start:end]):
-                raise UserError(f"the span from {start} to {end} is `{shorten(text[start:end])}`, not `{words}`")
-            words = text[start:end]
-        if not isinstance(words, str) or not words:
+            if quote not in (None, text[start:end]):
+                raise UserError(f"the span from {start} to {end} is `{shorten(text[start:end])}`, not `{quote}`")
+            quote = text[start:end]
+        if not isinstance(quote, str) or not quote:
             raise UserError(f"a span of `{label}` has no words", fix='write {"label": "...", "text": "..."}')
-        if words not in text:
-            raise UserError(f"`{shorten(words)}` is not in the text", fix="quote the words as they stand there")
-        return label, words
+        if quote not in text:
+            raise UserError(f"`{shorten(quote)}` is not in the text", fix="quote the words as they stand there")
+        return label, quote
 
 
 def check_labels(labels: Sequence[str]) -> None:
@@ -217,28 +217,28 @@ def _json(text: str) -> Any:
         return None
 
 
-def _places_in_order(parts: Sequence[Part], text: str) -> list[int]:
+def _starts_in_order(parts: Sequence[Part], text: str) -> list[int]:
     """Returns where each part begins, none before the part that it follows; empty if the parts are in another order."""
     starts: list[int] = []
     last: dict[str, int] = {}
-    for _, words in parts:
+    for _, quote in parts:
         at = starts[-1] if starts else 0
-        start = text.find(words, max(at, last.get(words, -1) + 1))
+        start = text.find(quote, max(at, last.get(quote, -1) + 1))
         # Another label may mark the same words.
-        start = last[words] if start < 0 and last.get(words, -1) >= at else start
+        start = last[quote] if start < 0 and last.get(quote, -1) >= at else start
         if start < 0:
             return []
-        last[words] = start
+        last[quote] = start
         starts.append(start)
     return starts
 
 
-def _places_by_mention(parts: Sequence[Part], text: str) -> list[int]:
+def _starts_by_mention(parts: Sequence[Part], text: str) -> list[int]:
     """Returns where each part begins: at the first place of its words, and at the next one where they come again."""
     last: dict[str, int] = {}
     starts = []
-    for _, words in parts:
-        start = text.find(words, last.get(words, -1) + 1)
-        last[words] = last[words] if start < 0 else start
-        starts.append(last[words])
+    for _, quote in parts:
+        start = text.find(quote, last.get(quote, -1) + 1)
+        last[quote] = last[quote] if start < 0 else start
+        starts.append(last[quote])
     return starts

@@ -45,13 +45,13 @@ _PERCENT = re.compile(r"%[-+ 0,]*\d*(?:\.\d+)?[a-z]")
 
 def fit_log_number(template: str, values: tuple[Any, ...]) -> str:
     """Does what `fit_number` does for a template of `logging`, whose places are ``%d`` and ``%s``."""
-    places = _PERCENT.findall(template)
-    if len(places) != len(values) or "{" in template or "%%" in template:
+    fields = _PERCENT.findall(template)
+    if len(fields) != len(values) or "{" in template or "%%" in template:
         return template
-    names = iter(range(len(places)))
+    names = iter(range(len(fields)))
     named = _PERCENT.sub(lambda _: f"{{{next(names)}}}", template)
     fitted = fit_number(named, {str(at): value for at, value in enumerate(values)})
-    return re.sub(r"\{(\d+)\}", lambda match: places[int(match[1])], fitted)
+    return re.sub(r"\{(\d+)\}", lambda match: fields[int(match[1])], fitted)
 
 
 class Message(str):

@@ -72,7 +72,7 @@ def run_stage(
         UserError: ``work`` did, or the disk refused.
         Exception: whatever else ``work`` raised; the run is marked failed.
     """
-    workspace.check_place()
+    workspace.check_location()
     key = stage_key(stage, version, inputs, config, seed)
     scratch = workspace.scratch / key
 
@@ -142,7 +142,7 @@ def _execute(workspace: Workspace, run: Run, kind: str, work: Work, scratch: Pat
         with disk_errors(out):
             meta = work(out, scratch)
         # Libraries make the folders that they write to, and so may have made them where the workspace was.
-        workspace.check_place()
+        workspace.check_location()
         artifact = workspace.artifacts.seal(out, kind, meta)
         seconds = time.monotonic() - start
         # Recorded between sealing and publishing: after a kill behind `publish`, `_find_sealed` takes the artifact over

@@ -170,13 +170,13 @@ class Workspace(AbstractContextManager["Workspace"]):
         if unused:
             _remove_created(self._created)
 
-    def check_place(self) -> None:
-        """Raises a MovedWorkspaceError if the workspace is not at its place any more."""
+    def check_location(self) -> None:
+        """Raises a MovedWorkspaceError if the workspace is not at its location any more."""
         if self.is_moved():
             raise MovedWorkspaceError(self.root)
 
     def is_moved(self) -> bool:
-        """Returns whether the store's folder is not at its place any more, or another folder is."""
+        """Returns whether the store's folder is not at its location any more, or another folder is."""
         return folder_id(self.home) != self._folder_id
 
     @contextmanager

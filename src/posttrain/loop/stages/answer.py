@@ -15,7 +15,7 @@ from posttrain.loop.stage import Stage
 from posttrain.loop.state import RoundState
 from posttrain.models.chat import naming_records
 from posttrain.models.task import Turns, record_turns
-from posttrain.select.scores.passes import record_place
+from posttrain.select.scores.passes import record_location
 from posttrain.store.errors import DamagedArtifactError
 from posttrain.store.message import Message
 
@@ -87,7 +87,7 @@ class Answer(Stage):
         """Writes the answers."""
         batch, _ = chosen_records(context, context.artifact(self.selection), context.artifact(self.pool))
         prompts = [record_turns(record) for record in batch.select(["prompt", "text"]).to_pylist()]
-        with naming_records(prompts, lambda row: record_place(batch, row)):
+        with naming_records(prompts, lambda row: record_location(batch, row)):
             pairs = sample_pairs(context, self.champion, prompts)
         rows = [(id, *pair) for id, pair in zip(batch["id"].to_pylist(), pairs, strict=True) if pair is not None]
         columns = list(zip(*rows, strict=True)) if rows else [(), (), ()]

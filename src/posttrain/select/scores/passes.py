@@ -229,11 +229,11 @@ def prompts_of(pool: pa.Table) -> list[Turns]:
     """
     prompts = [record_turns(row) for row in pool.select(["prompt", "text"]).to_pylist()]
     if [] in prompts:
-        raise UserError("has neither a prompt nor a text", where=record_place(pool, prompts.index([])))
+        raise UserError("has neither a prompt nor a text", where=record_location(pool, prompts.index([])))
     return prompts
 
 
-def record_place(pool: pa.Table, row: int) -> str:
+def record_location(pool: pa.Table, row: int) -> str:
     """Returns the file and the line of a row's record, or its id where it came from no file."""
     record = pool.slice(row, 1).to_pylist()[0]
     if record.get("source") and record.get("line"):

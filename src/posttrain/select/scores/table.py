@@ -22,7 +22,7 @@ from posttrain.select.scores.passes import (
     ScoringInput,
     ScoringModel,
     prompts_of,
-    record_place,
+    record_location,
     to_list_column,
     to_matrix,
 )
@@ -98,7 +98,7 @@ def score_records(scoring: ScoringContext, records: pa.Table, names: Sequence[st
     """
     prompts, names = prompts_of(records), _pool_scores(names)
     measure = _measure_labels if scoring.labels else _measure_answers
-    with naming_records(prompts, lambda row: record_place(records, row)):
+    with naming_records(prompts, lambda row: record_location(records, row)):
         columns, embeddings = measure(scoring, prompts)
         batch = ScoringBatch(scoring, prompts, columns["predicted"].to_pylist())
         columns |= {name: np.asarray(SCORES[name].compute(batch), np.float64) for name in names}
@@ -134,7 +134,7 @@ def score_labelled(scoring: ScoringContext, records: pa.Table, names: Sequence[s
     batch = ScoringBatch(scoring, prompts, labelled["completion"].to_pylist())
     # In the registry's order, whatever the config's: the artifact's id follows from the order of its columns.
     ordered = [name for name in SCORES if name in names]
-    with naming_records(prompts, lambda row: record_place(labelled, row)):
+    with naming_records(prompts, lambda row: record_location(labelled, row)):
         columns = {name: np.asarray(SCORES[name].compute(batch), np.float64) for name in ordered}
     return pa.table({"id": labelled["id"], "input_id": labelled["input_id"], **columns})
 

@@ -176,7 +176,7 @@ class BatchLoader:
         """Makes a step's batch, perhaps in a thread: it reads nothing that the training changes."""
         start = time.perf_counter()
         by_task = group_by_task(rows, self._tasks)
-        rows = [rows[place] for _, group in by_task for place in group]
+        rows = [rows[index] for _, group in by_task for index in group]
         # A token set copies all units of a step at once; other sequences are read one by one.
         take = getattr(self._units, "take", None)
         units = take(rows).views() if take else [self._units[row] for row in rows]
