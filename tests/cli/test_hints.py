@@ -115,6 +115,13 @@ def test_a_command_in_the_wrong_folder_names_the_workspace_beside_it(
     assert posttrain("run").mistake.endswith("posttrain init .")
 
 
+def test_a_training_that_is_not_there_is_not_taken_for_a_page(
+    posttrain: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert posttrain("report", "nofolder").mistake.startswith("nofolder: there is no such folder; name a training")
+
+
 @pytest.mark.parametrize(
     ("verb", "help"),
     [

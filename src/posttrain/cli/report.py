@@ -33,6 +33,8 @@ def report(
     if training and len(training) > MOST_COMPARED:
         what = f"{len(training)} trainings are more than a page compares"
         raise UserError(what, where="--training", fix=f"name at most {MOST_COMPARED}")
+    if not training and not out.suffix and not out.exists():
+        raise UserError("there is no such folder", where=str(out), fix=f"name a training's folder, or a page: {_PAGE}")
     # Before the workspace is read: a long report must not fail at its last step.
     check_page_file(out)
     if training:
